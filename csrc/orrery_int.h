@@ -1,0 +1,528 @@
+/* orrery_int.h: every internal struct and the functions between files, in the order of the layers.
+ *
+ * Invariant: one controller thread (the one that runs Lua) owns everything here except what is
+ * marked "worker": counts, layouts, tensors and the tape need no locks. Workers see orr_work
+ * records, buffers' memory and their poison, nothing else.
+ * To add to it: put a struct beside its layer; a function under the file that defines it.
+ */
+#ifndef ORRERY_INT_H
+#define ORRERY_INT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../kernels/kernel.h"
+#include "err.h"
+
+#define ORR_MAX_AXES 2
+#define ORR_MAX_DEVICES 256
+
+#define ORR_TRY(call)                          \
+  do {                                         \
+    orr_status orr_try_status = (call);        \
+    if (orr_try_status) return orr_try_status; \
+  } while (0)
+
+/* ==== L0: dtype.c, shape.c ================================================================= */
+
+size_t orr_dtype_size(orr_dtype dtype);
+const char *orr_dtype_name(orr_dtype dtype);
+orr_status orr_dtype_parse(const char *name, orr_dtype *out); /* "f32"; lists the names on error */
+bool orr_dtype_is_float(orr_dtype dtype);
+orr_dtype orr_dtype_promote(orr_dtype a, orr_dtype b);
+
+/* The global form of a tensor: what it is, without where it is. */
+typedef struct orr_meta {
+  orr_dtype dtype;
+  int ndim;
+  int64_t shape[ORR_MAX_DIM];
+} orr_meta;
+
+int64_t orr_numel(int ndim, const int64_t *shape);
+/* Row-major strides of `shape`. */
+void orr_strides(int ndim, const int64_t *shape, int64_t *stride);
+bool orr_is_contiguous(int ndim, const int64_t *shape, const int64_t *stride);
+/* "(2, 3)" into buf; returns buf. */
+char *orr_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
+orr_status orr_broadcast(const char *op, const orr_meta *a, const orr_meta *b, orr_meta *out);
+/* Strides that give the same elements under `new_shape` without a copy; false where none exist. */
+bool orr_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int new_ndim,
+                      const int64_t *new_shape, int64_t *new_stride);
+
+/* ==== L0: layout.c ========================================================================= */
+
+typedef enum orr_place_kind { ORR_REPLICATE, ORR_SHARD, ORR_PARTIAL } orr_place_kind;
+typedef enum orr_reduce_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_reduce_kind;
+
+/* Devices are named by their index in the device table (device.c); 0 is `cpu`. Meshes are
+ * interned: two with the same axes and devices are one pointer, and live for ever. */
+typedef struct orr_mesh {
+  int n_axes;            /* 0 for a single device */
+  int size[ORR_MAX_AXES];
+  const char *name[ORR_MAX_AXES]; /* "data", "tensor" or the user's */
+  int n;                 /* devices, row-major over the axes */
+  int device[];
+} orr_mesh;
+
+/* bounds: ORR_SHARD only. Part i of the dim is [bounds[i], bounds[i+1]). Where axis 0 shards the
+ * same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1). */
+typedef struct orr_place {
+  orr_place_kind kind;
+  int dim;               /* ORR_SHARD: from 0 */
+  orr_reduce_kind op;    /* ORR_PARTIAL */
+  int64_t *bounds;
+} orr_place;
+
+typedef struct orr_layout {
+  int rc;
+  const orr_mesh *mesh;
+  orr_place axis[ORR_MAX_AXES];
+} orr_layout;
+
+orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, const int *device,
+                        const orr_mesh **out);
+const orr_mesh *orr_mesh_single(int device);
+int orr_mesh_coordinate(const orr_mesh *mesh, int rank, int axis);
+/* The first rank of `rank`'s group along `axis`, and the step to the next member. */
+void orr_mesh_group(const orr_mesh *mesh, int rank, int axis, int *first, int *step);
+
+/* `place` is copied, bounds included; bounds NULL asks for the balanced split of shape[dim]. */
+orr_status orr_layout_new(const orr_mesh *mesh, const orr_place *place, int ndim,
+                          const int64_t *shape, orr_layout **out);
+orr_layout *orr_layout_single(int device);          /* borrowed; one a device */
+orr_layout *orr_layout_replicate(const orr_mesh *m); /* borrowed; one a mesh */
+orr_layout *orr_layout_ref(orr_layout *layout);
+void orr_layout_free(orr_layout *layout);
+bool orr_layout_equal(const orr_layout *a, const orr_layout *b);
+bool orr_place_equal(const orr_mesh *mesh, int axis, const orr_layout *a, const orr_layout *b);
+bool orr_layout_is_partial(const orr_layout *layout);
+bool orr_layout_is_replicate(const orr_layout *layout); /* on every axis (single: true) */
+/* Balanced parts: sizes differ by at most one, larger first. bounds has parts+1 entries. */
+void orr_balanced_bounds(int64_t size, int parts, int64_t *bounds);
+/* Rank's part of dim `dim` of size `size`: [*lo, *hi). */
+void orr_layout_range(const orr_layout *layout, int rank, int dim, int64_t size, int64_t *lo,
+                      int64_t *hi);
+/* Local shape and the global origin of rank's shard. */
+void orr_layout_local(const orr_layout *layout, int rank, int ndim, const int64_t *shape,
+                      int64_t *local, int64_t *origin);
+/* "data<0,1>: shard(1)", "replicate", "partial(sum)"; single: "cpu". */
+char *orr_layout_text(const orr_layout *layout, char *buf, size_t size);
+/* Reads one word per axis: "replicate", "shard(2)", "partial(sum)". */
+orr_status orr_place_parse(const char *text, int ndim, orr_place *out);
+
+/* ==== L1: device.c, queue.c, alloc.c, cpu.c ================================================ */
+
+struct orr_queue;
+struct orr_device;
+
+/* Complete once the queue has finished item number `seq`. queue NULL: complete. */
+typedef struct orr_event {
+  struct orr_queue *queue;
+  uint64_t seq;
+} orr_event;
+
+/* One block of device memory. Buffers are recycled by the allocator with their events, so that a
+ * new owner waits for the old one's foreign readers; the struct outlives every queued item. */
+typedef struct orr_buffer {
+  struct orr_device *device;
+  void *data;            /* NULL on meta and for 0 bytes */
+  size_t bytes;          /* asked for */
+  size_t capacity;       /* of the block */
+  orr_event writer;      /* last writer */
+  int n_readers, cap_readers;
+  orr_event *readers;    /* last reader of each queue other than the writer's */
+  atomic_uint poison;    /* worker: == orr_poison_epoch() when poisoned */
+  struct orr_buffer *next; /* free list */
+} orr_buffer;
+
+typedef enum orr_device_kind { ORR_DEVICE_CPU, ORR_DEVICE_META, ORR_DEVICE_CUDA } orr_device_kind;
+
+struct orr_work;
+
+/* What a kind of device must provide. One const struct a kind; "(optional)" may be NULL. */
+typedef struct orr_backend {
+  const char *name;
+  orr_status (*memory_new)(struct orr_device *d, size_t bytes, void **out);
+  void (*memory_free)(struct orr_device *d, void *data, size_t bytes);
+  orr_status (*run)(const struct orr_work *work, int shard); /* worker: one shard of one call */
+  void (*thread_start)(struct orr_device *d); /* (optional) worker: before its first item */
+} orr_backend;
+
+typedef struct orr_device {
+  int index;             /* in the device table */
+  int id;                /* k of "cpu:k"; -1 for `cpu` and `meta` */
+  orr_device_kind kind;
+  char name[16];
+  char model[96];
+  const orr_backend *backend;
+  bool is_inline;        /* runs on the caller's thread, no queue: `cpu` */
+  int threads;           /* its team */
+  struct orr_queue *compute, *comm; /* NULL when inline or meta */
+  size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
+  void *pool;            /* alloc.c */
+} orr_device;
+
+/* device.c: the table, made at first use from the environment (ORRERY_CPU_DEVICES,
+ * ORRERY_ENGINE). Index 0 `cpu`, 1..N `cpu:0`.., then `meta`. */
+orr_status orr_devices_open(void);
+void orr_devices_close(void); /* drains, joins the workers, frees all caches */
+int orr_device_count(void);   /* of the whole table */
+orr_device *orr_device_at(int index);
+int orr_device_visible(void); /* N of cpu:0..N-1 */
+/* "cpu", "cpu:1", "meta", "1" (the k-th visible). Out of range: says how many, and why. */
+orr_status orr_device_find(const char *name, orr_device **out);
+orr_status orr_device_visible_at(int64_t k, orr_device **out);
+int orr_cores(void);
+/* The team of the `cpu` device. */
+orr_status orr_set_threads(int n);
+/* Waits for all queues of `d` (NULL: of all devices), then raises the first error of queued work,
+ * clearing it and every poison. Polls for interrupts. */
+orr_status orr_synchronize(orr_device *d);
+
+/* queue.c. Items are (deps, ready, run), never a wait; an item starts when it heads its queue,
+ * its deps are complete and ready() is NULL or true. Engines: thread, inline, shuffle:SEED. */
+typedef struct orr_item {
+  const orr_event *deps; /* must live until the item has run */
+  int n_deps;
+  bool (*ready)(void *arg, int part); /* worker; must be cheap; may become true only */
+  void (*run)(void *arg, int part);   /* worker */
+  void *arg;
+  int part;
+} orr_item;
+orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *done);
+bool orr_event_done(orr_event e);
+orr_status orr_event_wait(orr_event e); /* controller; polls interrupts; drives non-thread engines */
+/* Worker: something a ready() may look at has changed; wakes sleepers. */
+void orr_queue_notify(void);
+
+/* Errors of queued work. The first one is kept until raised. */
+void orr_work_error(orr_status status, const char *message); /* worker */
+bool orr_work_error_pending(void);
+unsigned orr_poison_epoch(void);
+orr_status orr_work_error_raise(void); /* controller, queues drained: returns it, clears all */
+
+/* alloc.c: the caching allocator. Controller only. */
+orr_status orr_buffer_new(orr_device *d, size_t bytes, orr_buffer **out);
+void orr_buffer_free(orr_buffer *take_b); /* back to the cache, queue-ordered */
+void orr_buffer_release_now(orr_buffer *take_b); /* waits for its events and unmaps */
+size_t orr_empty_cache(orr_device *d);    /* NULL: all. Synchronises; returns bytes given back */
+void orr_set_memory_limit(orr_device *d, size_t bytes); /* 0: none */
+void orr_reset_peak(orr_device *d);
+void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once; <0: never */
+/* Called when memory is short (full = true) or the budget since the last call is spent: collects
+ * the script language's garbage. Set by the binding. */
+extern void (*orr_collect_hook)(bool full);
+/* Says what the out-of-memory message appends: op, layer. Set by op.c. */
+extern const char *(*orr_alloc_context_hook)(void);
+
+/* Event bookkeeping on buffers (queue.c). `reads`/`writes` add the foreign events that an item on
+ * queue q must wait for to deps (capacity given); q NULL: the caller's thread. */
+int orr_buffer_read_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
+int orr_buffer_write_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
+int orr_buffer_deps_max(const orr_buffer *b); /* the most that either adds */
+orr_status orr_buffer_add_reader(orr_buffer *b, orr_event e);
+void orr_buffer_set_writer(orr_buffer *b, orr_event e); /* forgets the readers */
+/* Inline work: waits until the caller's thread may read (or write) b. Fast when nothing pends. */
+orr_status orr_buffer_wait_read(const orr_buffer *b);
+orr_status orr_buffer_wait_write(const orr_buffer *b);
+
+/* ==== L2: tensor.c ========================================================================= */
+
+struct orr_node;
+
+/* The memory of a tensor over its devices; shared by views. */
+typedef struct orr_storage {
+  int rc;
+  uint32_t version;      /* moves with every in-place write */
+  int n;
+  orr_buffer *buffer[];
+} orr_storage;
+
+typedef struct orr_shard {
+  int64_t offset;        /* elements from the buffer's start */
+  int64_t shape[ORR_MAX_DIM];
+  int64_t stride[ORR_MAX_DIM];
+} orr_shard;
+
+typedef struct orr_tensor {
+  int rc;
+  orr_meta meta;         /* global */
+  orr_layout *layout;
+  orr_storage *storage;
+  int buffer0;           /* shard i lives in storage->buffer[buffer0 + i] */
+  int n;                 /* shards: layout->mesh->n */
+  orr_shard *shard;      /* &one when n == 1 */
+  orr_shard one;
+  bool requires_grad, is_view, is_batch;
+  struct orr_node *node; /* who made it; NULL for leaves */
+  int out_index;
+  struct orr_tensor *grad;
+  uint64_t serial;       /* order of creation, of leaves that require grad */
+  struct orr_reducer *reducer; /* bucket.c: who reduces its gradient; NULL: nobody */
+  int hooks;             /* the binding's reference to gradient hooks; 0: none */
+} orr_tensor;
+
+/* A new tensor with memory: row-major shards (like == NULL) or the stride order of `like`. */
+orr_status orr_tensor_new(const orr_meta *meta, orr_layout *layout, const orr_tensor *like,
+                          orr_tensor **out);
+/* A new header on t's storage, same shape; no autograd. Callers then edit meta/shards. */
+orr_status orr_tensor_alias(const orr_tensor *t, orr_tensor **out);
+/* The same with another layout over the same buffers. */
+orr_status orr_tensor_alias_as(const orr_tensor *t, const orr_meta *meta, orr_layout *layout,
+                               orr_tensor **out);
+orr_tensor *orr_tensor_ref(orr_tensor *t);
+void orr_tensor_free(orr_tensor *take_t);
+orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard);
+orr_device *orr_tensor_device(const orr_tensor *t, int shard);
+void orr_tensor_view(const orr_tensor *t, int shard, orr_view *out);
+bool orr_tensor_is_contiguous(const orr_tensor *t); /* every shard */
+static inline bool orr_tensor_is_single(const orr_tensor *t) { return t->layout->mesh->n_axes == 0; }
+int64_t orr_tensor_numel(const orr_tensor *t);
+/* "(2, 3) f32 on data<0,1>: shard(1)". */
+char *orr_tensor_text(const orr_tensor *t, char *buf, size_t size);
+/* Host tensor (device `cpu`) from memory; copies. */
+orr_status orr_tensor_from_host(const orr_meta *meta, const void *data, orr_tensor **out);
+/* The global value on `cpu`, contiguous; waits for nothing but what it needs. */
+orr_status orr_tensor_full(orr_tensor *t, orr_tensor **out);
+
+/* ==== L2: redistribute.c, comm.c, bucket.c ================================================= */
+
+/* The same global value under another layout. Any pair on one mesh; a single device (or host)
+ * tensor to any layout is a scatter, any layout to a single device is a gather. Shares memory
+ * where nothing moves (replicate -> shard). Never recorded on the tape: the redistribute op is. */
+orr_status orr_redistribute(orr_tensor *t, orr_layout *layout, orr_tensor **out);
+/* Bytes that would move over links, per the usual costs of ring collectives, along one axis. */
+double orr_redistribute_cost(const orr_tensor *t, int axis, const orr_place *to);
+
+typedef enum orr_collective_kind {
+  ORR_ALL_REDUCE,
+  ORR_ALL_GATHER,
+  ORR_REDUCE_SCATTER,
+  ORR_ALL_TO_ALL,
+  ORR_BROADCAST,
+  ORR_SEND_RECV
+} orr_collective_kind;
+
+/* In place over tensors that are Partial (or replicate, summed over `axis`): all of them by one
+ * queued collective. use_comm: on the communication queues, else on the compute queues. After it
+ * the caller gives the tensors their new layout. */
+orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_reduce_kind op,
+                               bool use_comm);
+/* parallel.trace */
+typedef struct orr_trace_row {
+  orr_collective_kind kind;
+  const char *axis;
+  int64_t bytes, count;
+} orr_trace_row;
+void orr_trace_start(void);
+int orr_trace_stop(const orr_trace_row **rows); /* borrowed until the next start */
+void orr_trace_add(orr_collective_kind kind, const char *axis, int64_t bytes);
+const char *orr_collective_name(orr_collective_kind kind);
+
+/* bucket.c: gradients of the parameters of one placed module, reduced over the axes on which they
+ * come out Partial, in buckets, while backward goes on. */
+typedef struct orr_reducer orr_reducer;
+orr_status orr_reducer_new(int64_t bucket_bytes, orr_reducer **out);
+orr_reducer *orr_reducer_ref(orr_reducer *r);
+void orr_reducer_free(orr_reducer *take_r);
+/* A gradient for leaf p came out of backward (borrowed). Takes care of p->grad by the time of
+ * orr_reducers_flush, which tape.c calls at the end of every backward. */
+orr_status orr_reducer_add(orr_reducer *r, orr_tensor *p, orr_tensor *grad);
+orr_status orr_reducers_flush(void);
+/* orrery.accumulate: between hold(true) and hold(false) partial gradients are added unreduced;
+ * hold(false) reduces them once. */
+orr_status orr_reducers_hold(bool hold);
+
+/* ==== L3: op.c ============================================================================= */
+
+#define ORR_MAX_OUT 4
+#define ORR_MAX_INT 20
+#define ORR_MAX_FLOAT 8
+
+typedef struct orr_args {
+  int64_t i[ORR_MAX_INT];
+  double f[ORR_MAX_FLOAT];
+} orr_args;
+
+struct orr_op;
+
+enum { ORR_WHOLE = 0 }; /* label of a dim that must not be sharded */
+
+/* One call, on the controller's stack while it is dispatched. infer fills out meta and labels. */
+typedef struct orr_call {
+  const struct orr_op *op;
+  int n_in, n_out;
+  orr_tensor **in;       /* after placing: what run will see; NULL: optional, absent */
+  orr_tensor *out[ORR_MAX_OUT];
+  orr_args args;
+  bool in_place;         /* out[0] is in[0] */
+  orr_meta out_meta[ORR_MAX_OUT];
+  /* Dims that go together carry one label (1..31): sharding one shards all. */
+  uint8_t (*in_label)[ORR_MAX_DIM];
+  uint8_t out_label[ORR_MAX_OUT][ORR_MAX_DIM];
+} orr_call;
+
+/* A candidate on one mesh axis: what the op can do without looking at other devices. */
+typedef struct orr_row {
+  orr_place *in;         /* n_in of them; bounds of a shard point into an existing layout or NULL */
+  orr_place out[ORR_MAX_OUT];
+} orr_row;
+
+/* The immutable record that queues, capture and replay share. Views: [shard][n_in + n_out]. */
+typedef struct orr_work {
+  const struct orr_op *op;
+  orr_args args;
+  int n_in, n_out, n_shards;
+  atomic_int left;       /* worker: shards not finished */
+  const orr_mesh *mesh;
+  const char *source;    /* Lua source and line that queued it; NULL: unknown */
+  int line;
+  orr_view *view;
+  orr_buffer **buffer;   /* beside view; NULL where absent */
+  int64_t (*origin)[ORR_MAX_DIM]; /* [shard]: where out[0]'s (or in[0]'s) shard begins */
+  orr_meta global;       /* of out[0] */
+  bool in_place;
+} orr_work;
+
+static inline orr_view *orr_work_in(const orr_work *w, int shard, int k) {
+  return &w->view[shard * (w->n_in + w->n_out) + k];
+}
+static inline orr_view *orr_work_out(const orr_work *w, int shard, int k) {
+  return &w->view[shard * (w->n_in + w->n_out) + w->n_in + k];
+}
+static inline bool orr_work_has(const orr_work *w, int shard, int k) {
+  return w->buffer[shard * (w->n_in + w->n_out) + k] != NULL;
+}
+
+typedef struct orr_grad orr_grad;
+
+enum orr_op_flags {
+  ORR_OP_IN_PLACE = 1,    /* has an in-place form: out[0] may be in[0] */
+  ORR_OP_ALWAYS_IN_PLACE = 2, /* has only that form (the optimizers, copy_) */
+  ORR_OP_VIEW = 4,        /* out shares in[0]'s memory: `view` instead of run */
+  ORR_OP_LINEAR = 8,      /* Partial(sum) in (all inputs) gives Partial(sum) out */
+  ORR_OP_NO_GRAD = 16,    /* its result never requires grad (comparisons, argmax, integers) */
+  ORR_OP_LIST = 32,       /* any number of inputs */
+  ORR_OP_ORIGIN = 64,     /* run reads work->origin */
+  ORR_OP_FUSED_GRAD = 128, /* .grad raises when create_graph is asked */
+  ORR_OP_LIKE_IN = 256,   /* outputs take the stride order of in[0] (channels-last is kept) */
+  ORR_OP_MULTILINEAR = 512 /* Partial in one input, replicate in the others: Partial out */
+};
+
+/* Bits of .save: what the gradient will ask for. */
+#define ORR_SAVE_IN(k) (1u << (k))
+#define ORR_SAVE_OUT(k) (1u << (16 + (k)))
+
+typedef struct orr_op {
+  const char *name;
+  /* Lua arguments, a word each: t tensor, t? optional tensor, T list of tensors (last), ts tensor
+   * or number (a number goes to f[0] and selects .scalar), i integer, f number, b boolean,
+   * d dimension (from 1, negative from the end; stored from 0), L list of integers; each may end
+   * in =default ("d=1", "f=1e-5", "b=false", "d=nil" gives i = ORR_NIL). Integers, booleans and
+   * dims go to args.i in order, numbers to args.f in order. L fills i with a count, then items. */
+  const char *args;
+  const char *dims;      /* einsum-like; NULL: infer sets the labels */
+  unsigned flags;
+  int n_in, n_out;
+  int code;              /* which of a family (a row of a .def table) */
+  orr_reduce_kind partial; /* op of the Partial that a summed letter leaves */
+  unsigned save;
+  const struct orr_op *scalar; /* the same with args.f[0] for the second tensor */
+  orr_status (*infer)(orr_call *c);
+  /* Own placement rows on one axis, instead of or (returning with *only = false) beside those of
+   * the labels. rows has room for max; returns how many. */
+  int (*rule)(const orr_call *c, int axis, orr_row *rows, int max, bool *only);
+  orr_status (*view)(const orr_call *c, int shard, orr_shard *out); /* ORR_OP_VIEW */
+  orr_status (*run)(const orr_work *w, int shard);
+  orr_status (*grad)(orr_grad *g);
+} orr_op;
+
+#define ORR_NIL INT64_MIN
+
+/* THE path of every op: check, infer, place, redistribute, allocate, run, record. out: owned. */
+orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const orr_args *args,
+                        bool in_place, orr_tensor **out);
+/* Out tensors with shapes given by the caller, on a layout (zeros, rand, arange...): no inputs. */
+orr_status orr_create(const orr_op *op, const orr_meta *meta, orr_layout *layout,
+                      const orr_args *args, orr_tensor **out);
+const orr_op *orr_op_find(const char *name);
+int orr_op_count(void);
+const orr_op *orr_op_at(int k);
+
+/* Where in the script: set by the binding; NULL source where unknown. */
+extern void (*orr_where_hook)(const char **source, int *line);
+/* The module being called, "net.fc1", for messages and the profile; "" outside. */
+extern const char *(*orr_scope_hook)(void);
+
+typedef struct orr_profile_row {
+  const char *name;
+  int64_t calls, bytes;
+  double seconds;
+} orr_profile_row;
+void orr_profile_start(void);
+int orr_profile_stop(const orr_profile_row **rows); /* borrowed until the next start */
+void orr_anomaly(bool on);
+
+/* ==== L4: tape.c =========================================================================== */
+
+/* What a gradient formula sees. Formulas call orr_g*, which return borrowed tensors (released when
+ * the formula is done) and NULL after a failure; NULL inputs pass through. */
+struct orr_grad {
+  struct orr_node *node;
+  const orr_op *op;
+  const orr_args *args;
+  int n_in, n_out;
+  orr_tensor **x;        /* saved inputs (NULL where not saved or absent) */
+  orr_tensor *y[ORR_MAX_OUT]; /* saved outputs */
+  const orr_meta *x_meta; /* of every input */
+  orr_tensor *gy[ORR_MAX_OUT]; /* gradients of the outputs; NULL where none came */
+  const bool *needs;     /* which inputs want a gradient */
+  orr_tensor **gx;       /* to fill; borrowed */
+  bool create_graph;
+  orr_status status;
+  orr_tensor **scope;    /* what orr_g* made */
+  int n_scope, cap_scope;
+};
+/* Dispatches op within a formula; up to the first NULL-terminated inputs. */
+orr_tensor *orr_g(orr_grad *g, const orr_op *op, const orr_args *args, int n_in, ...);
+orr_tensor *orr_g_out(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n_in, ...);
+orr_tensor *orr_g_add(orr_grad *g, orr_tensor *a, orr_tensor *b);
+orr_tensor *orr_g_sub(orr_grad *g, orr_tensor *a, orr_tensor *b);
+orr_tensor *orr_g_mul(orr_grad *g, orr_tensor *a, orr_tensor *b);
+orr_tensor *orr_g_div(orr_grad *g, orr_tensor *a, orr_tensor *b);
+orr_tensor *orr_g_scale(orr_grad *g, orr_tensor *a, double s);
+orr_tensor *orr_g_unary(orr_grad *g, int code, orr_tensor *a); /* ORR_UN_… */
+orr_tensor *orr_g_reshape(orr_grad *g, orr_tensor *a, int ndim, const int64_t *shape);
+orr_tensor *orr_g_expand(orr_grad *g, orr_tensor *a, int ndim, const int64_t *shape);
+orr_tensor *orr_g_sum(orr_grad *g, orr_tensor *a, unsigned dims, bool keep);
+orr_tensor *orr_g_transpose(orr_grad *g, orr_tensor *a, int d0, int d1);
+orr_tensor *orr_g_zeros(orr_grad *g, const orr_meta *meta, const orr_tensor *like_layout);
+orr_tensor *orr_g_cast(orr_grad *g, orr_tensor *a, orr_dtype dtype);
+
+bool orr_grad_mode(void);
+bool orr_set_grad_mode(bool on); /* returns what it was */
+/* dispatch's last step: records the call if an input requires grad. inputs: before placing. */
+orr_status orr_tape_record(const orr_call *c, orr_tensor *const *inputs);
+/* Checks that an in-place write on t is legal now. */
+orr_status orr_tape_check_in_place(const char *op, orr_tensor *t);
+/* A node whose gradient the binding computes (orrery.custom). */
+typedef struct orr_custom {
+  orr_status (*backward)(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx);
+  void (*release)(void *state);
+  void *state;
+} orr_custom;
+orr_status orr_tape_custom(orr_tensor *const *in, int n_in, orr_tensor *const *out, int n_out,
+                           const orr_custom *custom);
+orr_status orr_backward(orr_tensor *const *y, int n, orr_tensor *const *gy, bool retain,
+                        bool create_graph);
+/* Gradients of y with respect to x, not accumulated into .grad. gx: owned, NULL where none. */
+orr_status orr_grad_of(orr_tensor *const *y, int n, orr_tensor *const *gy, orr_tensor *const *x,
+                       int n_x, bool retain, bool create_graph, orr_tensor **gx);
+void orr_node_free(struct orr_node *node);
+/* Runs the hooks of t on gradient g: replaces *g when a hook returns another. Set by the binding. */
+extern orr_status (*orr_hook_run)(orr_tensor *t, orr_tensor **g);
+extern void (*orr_hook_release)(int hooks);
+
+#endif
