@@ -67,7 +67,8 @@ typedef struct orr_mesh {
 } orr_mesh;
 
 /* bounds: ORR_SHARD only. Part i of the dim is [bounds[i], bounds[i+1]). Where axis 0 shards the
- * same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1). */
+ * same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1).
+ * Bounds are positions in the global dim, in nested rows too. */
 typedef struct orr_place {
   orr_place_kind kind;
   int dim;               /* ORR_SHARD: from 0 */
@@ -107,8 +108,11 @@ void orr_layout_range(const orr_layout *layout, int rank, int dim, int64_t size,
 /* Local shape and the global origin of rank's shard. */
 void orr_layout_local(const orr_layout *layout, int rank, int ndim, const int64_t *shape,
                       int64_t *local, int64_t *origin);
-/* "data<0,1>: shard(1)", "replicate", "partial(sum)"; single: "cpu". */
+/* "data<0,1>: shard(1)", "data<0,1>: replicate", two axes: "data<tensor<0,1>, tensor<2,3>>:
+ * partial(sum), replicate"; single: "cpu". */
 char *orr_layout_text(const orr_layout *layout, char *buf, size_t size);
+/* How texts call a device: its name, or in a plan the bare number. Set by device.c. */
+extern const char *(*orr_device_label_hook)(int device, bool in_plan);
 /* Reads one word per axis: "replicate", "shard(2)", "partial(sum)". */
 orr_status orr_place_parse(const char *text, int ndim, orr_place *out);
 
@@ -132,7 +136,7 @@ typedef struct orr_buffer {
   size_t capacity;       /* of the block */
   orr_event writer;      /* last writer */
   int n_readers, cap_readers;
-  orr_event *readers;    /* last reader of each queue other than the writer's */
+  orr_event *readers;    /* last reader of each queue since the writer */
   atomic_uint poison;    /* worker: == orr_poison_epoch() when poisoned */
   struct orr_buffer *next; /* free list */
 } orr_buffer;
@@ -218,7 +222,8 @@ extern void (*orr_collect_hook)(bool full);
 extern const char *(*orr_alloc_context_hook)(void);
 
 /* Event bookkeeping on buffers (queue.c). `reads`/`writes` add the foreign events that an item on
- * queue q must wait for to deps (capacity given); q NULL: the caller's thread. */
+ * queue q must wait for to deps, which has room for n; they return how many. q NULL: the caller's
+ * thread. */
 int orr_buffer_read_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
 int orr_buffer_write_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
 int orr_buffer_deps_max(const orr_buffer *b); /* the most that either adds */
@@ -272,6 +277,12 @@ orr_status orr_tensor_alias(const orr_tensor *t, orr_tensor **out);
 /* The same with another layout over the same buffers. */
 orr_status orr_tensor_alias_as(const orr_tensor *t, const orr_meta *meta, orr_layout *layout,
                                orr_tensor **out);
+/* Shard `rank` as a single-device tensor that shares its memory. */
+orr_status orr_tensor_shard(const orr_tensor *t, int rank, orr_tensor **out);
+/* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
+void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
+/* Sets requires_grad; gives the tensor its creation serial the first time. */
+void orr_tensor_require_grad(orr_tensor *t, bool on);
 orr_tensor *orr_tensor_ref(orr_tensor *t);
 void orr_tensor_free(orr_tensor *take_t);
 orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard);
@@ -350,7 +361,7 @@ struct orr_op;
 
 enum { ORR_WHOLE = 0 }; /* label of a dim that must not be sharded */
 
-/* One call, on the controller's stack while it is dispatched. infer fills out meta and labels. */
+/* One call, on the controller's stack while it is dispatched. */
 typedef struct orr_call {
   const struct orr_op *op;
   int n_in, n_out;
@@ -358,7 +369,10 @@ typedef struct orr_call {
   orr_tensor *out[ORR_MAX_OUT];
   orr_args args;
   bool in_place;         /* out[0] is in[0] */
-  orr_meta out_meta[ORR_MAX_OUT];
+  orr_meta out_meta[ORR_MAX_OUT]; /* by infer */
+  orr_tensor *temp[4];   /* casts made by infer (orr_call_cast), released at the end */
+  int n_temp;
+  /* Set by `label`, for placed tensors only; zeroed before. */
   /* Dims that go together carry one label (1..31): sharding one shards all. */
   uint8_t (*in_label)[ORR_MAX_DIM];
   uint8_t out_label[ORR_MAX_OUT][ORR_MAX_DIM];
@@ -423,23 +437,41 @@ typedef struct orr_op {
    * in =default ("d=1", "f=1e-5", "b=false", "d=nil" gives i = ORR_NIL). Integers, booleans and
    * dims go to args.i in order, numbers to args.f in order. L fills i with a count, then items. */
   const char *args;
-  const char *dims;      /* einsum-like; NULL: infer sets the labels */
+  /* Einsum-like: a lower-case letter may be sharded, a capital stays whole, a letter missing from
+   * an output is reduced with `partial`: "mk,kn->mn". NULL: `label` says, or all stays whole. */
+  const char *dims;
   unsigned flags;
   int n_in, n_out;
   int code;              /* which of a family (a row of a .def table) */
   orr_reduce_kind partial; /* op of the Partial that a summed letter leaves */
   unsigned save;
   const struct orr_op *scalar; /* the same with args.f[0] for the second tensor */
-  orr_status (*infer)(orr_call *c);
+  orr_status (*infer)(orr_call *c); /* checks; sets out_meta; NULL: from dims */
+  void (*label)(orr_call *c);
   /* Own placement rows on one axis, instead of or (returning with *only = false) beside those of
    * the labels. rows has room for max; returns how many. */
   int (*rule)(const orr_call *c, int axis, orr_row *rows, int max, bool *only);
   orr_status (*view)(const orr_call *c, int shard, orr_shard *out); /* ORR_OP_VIEW */
   orr_status (*run)(const orr_work *w, int shard);
   orr_status (*grad)(orr_grad *g);
+  /* Made of other ops instead of the path below; only name, args and this are set. */
+  orr_status (*compose)(const struct orr_op *op, orr_tensor *const *in, int n_in,
+                        const orr_args *args, orr_tensor **out);
 } orr_op;
 
 #define ORR_NIL INT64_MIN
+
+/* op_place.c: picks, axis by axis, the row that moves the fewest bytes; gives every input its
+ * layout (want[k], owned, NULL where it stays) and every output its own (owned). */
+orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
+                          orr_layout **out_layout);
+/* op_run.c: runs a placed call: inline at once, else as one record pushed to every device. */
+orr_status orr_run_call(orr_call *c);
+
+/* infer: replaces input k by its cast to dtype, differentiably. */
+orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);
+/* label: aligns dims from the right, as broadcasting does; for any rank. */
+void orr_label_broadcast(orr_call *c);
 
 /* THE path of every op: check, infer, place, redistribute, allocate, run, record. out: owned. */
 orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const orr_args *args,
@@ -505,8 +537,8 @@ bool orr_grad_mode(void);
 bool orr_set_grad_mode(bool on); /* returns what it was */
 /* dispatch's last step: records the call if an input requires grad. inputs: before placing. */
 orr_status orr_tape_record(const orr_call *c, orr_tensor *const *inputs);
-/* Checks that an in-place write on t is legal now. */
-orr_status orr_tape_check_in_place(const char *op, orr_tensor *t);
+/* Checks that an in-place write on in[0] of a call is legal now. */
+orr_status orr_tape_check_in_place(const char *op, orr_tensor *const *in, int n_in);
 /* A node whose gradient the binding computes (orrery.custom). */
 typedef struct orr_custom {
   orr_status (*backward)(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx);
