@@ -1,0 +1,169 @@
+/* plan_resolve.c: a plan's leaves to the devices that are visible, and what this engine runs.
+ *
+ * Invariant: a resolved plan names only devices that exist, each once, and one kind of device
+ * in a mesh.
+ * To run more plans: take the refusal out of orr_plan_runnable when the engine has the part.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+
+/* "; 2 cpu devices are visible: cpu:0 to cpu:1 (ORRERY_CPU_DEVICES=2)" */
+static void visible_text(const orr_plan_env *env, bool cuda, char *buffer, size_t size) {
+  const char *kind = cuda ? "cuda" : "cpu", *why = cuda ? env->cuda_why : env->cpu_why;
+  int n = cuda ? env->n_cuda : env->n_cpu;
+  char range[64] = "";
+  if (n == 1) snprintf(range, sizeof range, ": %s:0", kind);
+  if (n > 1) snprintf(range, sizeof range, ": %s:0 to %s:%d", kind, kind, n - 1);
+  snprintf(buffer, size, "; %d %s device%s visible%s%s%.200s%s", n, kind,
+           n == 1 ? " is" : "s are", range, why ? " (" : "", why ? why : "", why ? ")" : "");
+}
+
+static orr_status place_leaf(const orr_plan *plan, const orr_plan_env *env,
+                             const orr_plan_node *leaf, orr_plan_place *out) {
+  bool cuda = leaf->naming == ORR_PLAN_CUDA || leaf->naming == ORR_PLAN_BUS ||
+              (leaf->naming == ORR_PLAN_BARE && env->n_cuda > 0);
+  int n = cuda ? env->n_cuda : env->n_cpu, id = leaf->index;
+  char name[96], visible[400];
+  orr_plan_device_text(leaf, name, sizeof name);
+  visible_text(env, cuda, visible, sizeof visible);
+  if (leaf->naming == ORR_PLAN_BUS) {
+    id = env->find ? env->find(env->find_data, leaf->id) : -1;
+    if (id < 0 || id >= n) {
+      return orr_plan_fail(plan->source, leaf->at, "%s device answers to %s%s,",
+                           id == -2 ? "more than one" : "no", name, visible);
+    }
+  }
+  if (id >= n) {
+    return orr_plan_fail(plan->source, leaf->at, "there is no device %s%s,", name, visible);
+  }
+  *out = (orr_plan_place){cuda ? "cuda" : "cpu", id};
+  return ORR_OK;
+}
+
+/* Two names may mean one device: 0 and cpu:0, cuda:1 and its bus id. */
+static orr_status place_stage(const orr_plan *plan, const orr_plan_env *env, int s,
+                              orr_plan_places *places) {
+  const orr_plan_stage *stage = &plan->stage[s];
+  places->first[s] = places->n_places;
+  for (int i = 0; i < stage->n_devices; i++) {
+    orr_plan_place *place = &places->place[places->n_places];
+    const orr_plan_node *leaf = stage->leaf[i];
+    orr_status status = place_leaf(plan, env, leaf, place);
+    if (status) return status;
+    for (orr_plan_place *before = places->place; before < place; before++) {
+      if (before->kind == place->kind && before->id == place->id) {
+        return orr_plan_fail(plan->source, leaf->at,
+                             "device %s:%d stands twice in the plan, again", place->kind,
+                             place->id);
+      }
+    }
+    if (place->kind != places->place[places->first[s]].kind) {
+      return orr_plan_fail(plan->source, leaf->at,
+                           "a mesh holds devices of one kind, this one is %s:%d beside %s,",
+                           place->kind, place->id, places->place[places->first[s]].kind);
+    }
+    places->n_places++;
+  }
+  return ORR_OK;
+}
+
+orr_status orr_plan_resolve(const orr_plan *plan, const orr_plan_env *env,
+                            orr_plan_places **out) {
+  orr_status status = ORR_OK;
+  *out = NULL;
+  orr_plan_places *places = calloc(1, sizeof *places);
+  if (!places) return orr_fail(ORR_EMEM, "plan: out of memory");
+  places->first = calloc((size_t)plan->n_stages, sizeof *places->first);
+  places->place = calloc((size_t)plan->n_devices, sizeof *places->place);
+  if (!places->first || !places->place) {
+    status = orr_fail(ORR_EMEM, "plan: out of memory");
+    goto fail;
+  }
+  for (int s = 0; s < plan->n_stages; s++) {
+    status = place_stage(plan, env, s, places);
+    if (status) goto fail;
+  }
+  *out = places;
+  return ORR_OK;
+fail:
+  orr_plan_places_free(places);
+  return status;
+}
+
+void orr_plan_places_free(orr_plan_places *places) {
+  if (!places) return;
+  free(places->first);
+  free(places->place);
+  free(places);
+}
+
+/* -- what runs ---------------------------------------------------------------------------- */
+
+static bool has_kind(const orr_plan_node *node, orr_plan_kind kind) {
+  if (node->kind == kind) return true;
+  for (const orr_plan_node *c = node->first; c; c = c->next) {
+    if (has_kind(c, kind)) return true;
+  }
+  return false;
+}
+
+/* Copies the subtree's devices into a list of siblings, in tree order. */
+static void list_leaves(const orr_plan_node *node, orr_plan_node *copy, int *n) {
+  if (node->kind == ORR_PLAN_DEVICE) {
+    copy[*n] = *node;
+    copy[*n].next = NULL;
+    copy[*n].count = 0;
+    copy[*n].pattern = NULL;
+    if (*n > 0) copy[*n - 1].next = &copy[*n];
+    (*n)++;
+  }
+  for (const orr_plan_node *c = node->first; c; c = c->next) list_leaves(c, copy, n);
+}
+
+/* All the plan's devices under one data node, with the data options that run. */
+static char *nearest_text(const orr_plan *plan) {
+  orr_plan_value options[ORR_PLAN_N_OPTIONS] = {{0}};
+  orr_plan_node *copy = calloc((size_t)plan->n_devices, sizeof *copy);
+  if (!copy) return NULL;
+  int n = 0;
+  list_leaves(plan->root, copy, &n);
+  for (int s = 0; s < plan->n_stages; s++) {
+    const orr_plan_stage *stage = &plan->stage[s];
+    for (int i = 0; i < stage->n_axes; i++) {
+      if (stage->axis[i].kind != ORR_PLAN_DATA) continue;
+      options[ORR_PLAN_BUCKET] = stage->axis[i].options[ORR_PLAN_BUCKET];
+      options[ORR_PLAN_SYNC_BN] = stage->axis[i].options[ORR_PLAN_SYNC_BN];
+    }
+  }
+  orr_plan_node data = {
+      .kind = ORR_PLAN_DATA, .n_children = n, .first = copy, .options = options};
+  char *text = orr_plan_node_text(&data);
+  free(copy);
+  return text;
+}
+
+orr_status orr_plan_runnable(const orr_plan *plan) {
+  const orr_plan_stage *stage = &plan->stage[0];
+  const char *needs = NULL;
+  if (has_kind(plan->root, ORR_PLAN_MODEL)) {
+    needs = "model<> needs the pipeline";
+  } else if (has_kind(plan->root, ORR_PLAN_TENSOR)) {
+    needs = "tensor<> needs split layers";
+  } else if (stage->axis[0].options[ORR_PLAN_ZERO].set) {
+    needs = "zero= needs sharded optimizer state";
+  } else if (plan->options[ORR_PLAN_MICRO].number > 1) {
+    needs = "micro= needs the schedule of micro-batches";
+  }
+  if (!needs) return ORR_OK;
+  char *nearest = nearest_text(plan);
+  if (!nearest) return orr_fail(ORR_EMEM, "plan: out of memory");
+  orr_fail(ORR_EARG,
+           "plan: %.400s does not run: %s, which this engine does not have; the nearest "
+           "plan that works is %.400s",
+           plan->text, needs, nearest);
+  free(nearest);
+  return ORR_EARG;
+}
