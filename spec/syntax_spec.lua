@@ -164,7 +164,8 @@ describe("orrery.syntax", function()
   describe("loadfile", function()
     it("skips a first line that starts with '#'", function()
       local ok, value, line = in_temporary_file(
-        "#!/usr/bin/env orrery ' \nlocal parallel = ...\nreturn parallel.data<0>, debug.getinfo(1).currentline",
+        "#!/usr/bin/env orrery '\nlocal parallel = ...\n"
+        .. "return parallel.data<0>, debug.getinfo(1).currentline",
         function(path) return assert(syntax.loadfile(path))({ data = tostring }) end)
       assert.is_true(ok)
       assert.equal("<0>", value)
@@ -215,14 +216,14 @@ describe("orrery.syntax", function()
   end)
 
   describe("required by a chunk that holds a literal itself", function()
-    local function count() return #(package.searchers or rawget(package, "loaders")) end
+    local function count() return #(rawget(package, "searchers") or rawget(package, "loaders")) end
 
     local function run(text)
       local loaded, before = package.loaded["orrery.syntax"], count()
       package.loaded["orrery.syntax"] = nil
       local ok, message = in_temporary_file(text, dofile)
       package.loaded["orrery.syntax"] = loaded
-      local searchers = package.searchers or rawget(package, "loaders")
+      local searchers = rawget(package, "searchers") or rawget(package, "loaders")
       local added = count() - before
       if added > 0 then table.remove(searchers, 2) end
       return ok, message, added

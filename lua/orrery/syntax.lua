@@ -263,7 +263,7 @@ local function refuse_late()
 end
 
 refuse_late()
-local searchers = package.searchers or rawget(package, "loaders")
+local searchers = rawget(package, "searchers") or rawget(package, "loaders")
 table.insert(searchers, 2, syntax.searcher)
 
 return syntax
