@@ -181,6 +181,9 @@ orr_status orr_device_visible_at(int64_t k, orr_device **out);
 int orr_cores(void);
 /* The team of the `cpu` device. */
 orr_status orr_set_threads(int n);
+/* Bytes of the host's memory, or of what a new process could take of it; a container's bounds
+ * count. 0: unknown. */
+int64_t orr_host_memory(bool available);
 /* Waits for all queues of `d` (NULL: of all devices), then raises the first error of queued work,
  * clearing it and every poison. Polls for interrupts. */
 orr_status orr_synchronize(orr_device *d);
@@ -198,7 +201,8 @@ typedef struct orr_item {
 orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *done);
 bool orr_event_done(orr_event e);
 orr_status orr_event_wait(orr_event e); /* controller; polls interrupts; drives non-thread engines */
-/* Worker: something a ready() may look at has changed; wakes sleepers. */
+/* Worker: something a ready() may look at has changed (by an atomic read-modify-write or a
+ * sequentially consistent store); wakes who sleeps on a ready(). */
 void orr_queue_notify(void);
 
 /* Errors of queued work. The first one is kept until raised. */
@@ -221,9 +225,9 @@ extern void (*orr_collect_hook)(bool full);
 /* Says what the out-of-memory message appends: op, layer. Set by op.c. */
 extern const char *(*orr_alloc_context_hook)(void);
 
-/* Event bookkeeping on buffers (queue.c). `reads`/`writes` add the foreign events that an item on
- * queue q must wait for to deps, which has room for n; they return how many. q NULL: the caller's
- * thread. */
+/* Event bookkeeping on buffers (event.c). Each appends to deps, which holds n events and has room
+ * for orr_buffer_deps_max more, the incomplete foreign events that an item on queue q that reads
+ * (writes) b must wait for, and returns the new count. q NULL: the caller's thread. */
 int orr_buffer_read_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
 int orr_buffer_write_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
 int orr_buffer_deps_max(const orr_buffer *b); /* the most that either adds */
@@ -369,6 +373,7 @@ typedef struct orr_call {
   orr_tensor *out[ORR_MAX_OUT];
   orr_args args;
   bool in_place;         /* out[0] is in[0] */
+  int n_written;         /* leading inputs that run writes; infer may raise it */
   orr_meta out_meta[ORR_MAX_OUT]; /* by infer */
   orr_tensor *temp[4];   /* casts made by infer (orr_call_cast), released at the end */
   int n_temp;
@@ -398,6 +403,7 @@ typedef struct orr_work {
   int64_t (*origin)[ORR_MAX_DIM]; /* [shard]: where out[0]'s (or in[0]'s) shard begins */
   orr_meta global;       /* of out[0] */
   bool in_place;
+  int n_written;
 } orr_work;
 
 static inline orr_view *orr_work_in(const orr_work *w, int shard, int k) {
@@ -496,11 +502,13 @@ typedef struct orr_profile_row {
 void orr_profile_start(void);
 int orr_profile_stop(const orr_profile_row **rows); /* borrowed until the next start */
 void orr_anomaly(bool on);
+bool orr_anomaly_watching(void);
 
 /* ==== L4: tape.c =========================================================================== */
 
 /* What a gradient formula sees. Formulas call orr_g*, which return borrowed tensors (released when
  * the formula is done) and NULL after a failure; NULL inputs pass through. */
+#define ORR_SMALL_SCOPE 16
 struct orr_grad {
   struct orr_node *node;
   const orr_op *op;
@@ -520,11 +528,14 @@ struct orr_grad {
 /* Dispatches op within a formula; up to the first NULL-terminated inputs. */
 orr_tensor *orr_g(orr_grad *g, const orr_op *op, const orr_args *args, int n_in, ...);
 orr_tensor *orr_g_out(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n_in, ...);
+orr_tensor *orr_g_list(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n,
+                       orr_tensor *const *in);
 orr_tensor *orr_g_add(orr_grad *g, orr_tensor *a, orr_tensor *b);
 orr_tensor *orr_g_sub(orr_grad *g, orr_tensor *a, orr_tensor *b);
 orr_tensor *orr_g_mul(orr_grad *g, orr_tensor *a, orr_tensor *b);
 orr_tensor *orr_g_div(orr_grad *g, orr_tensor *a, orr_tensor *b);
-orr_tensor *orr_g_scale(orr_grad *g, orr_tensor *a, double s);
+orr_tensor *orr_g_scale(orr_grad *g, orr_tensor *a, double s); /* a * s */
+orr_tensor *orr_g_shift(orr_grad *g, orr_tensor *a, double s); /* a + s */
 orr_tensor *orr_g_unary(orr_grad *g, int code, orr_tensor *a); /* ORR_UN_… */
 orr_tensor *orr_g_reshape(orr_grad *g, orr_tensor *a, int ndim, const int64_t *shape);
 orr_tensor *orr_g_expand(orr_grad *g, orr_tensor *a, int ndim, const int64_t *shape);
@@ -538,7 +549,10 @@ bool orr_set_grad_mode(bool on); /* returns what it was */
 /* dispatch's last step: records the call if an input requires grad. inputs: before placing. */
 orr_status orr_tape_record(const orr_call *c, orr_tensor *const *inputs);
 /* Checks that an in-place write on in[0] of a call is legal now. */
-orr_status orr_tape_check_in_place(const char *op, orr_tensor *const *in, int n_in);
+orr_status orr_tape_check_in_place(const orr_op *op, orr_tensor *const *in, int n_in);
+/* Gradient hooks: a reference of the binding, 0 for none, released with the tensor or its node. */
+void orr_tape_set_hooks(orr_tensor *t, int hooks);
+int orr_tape_hooks(const orr_tensor *t);
 /* A node whose gradient the binding computes (orrery.custom). */
 typedef struct orr_custom {
   orr_status (*backward)(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx);
@@ -553,8 +567,8 @@ orr_status orr_backward(orr_tensor *const *y, int n, orr_tensor *const *gy, bool
 orr_status orr_grad_of(orr_tensor *const *y, int n, orr_tensor *const *gy, orr_tensor *const *x,
                        int n_x, bool retain, bool create_graph, orr_tensor **gx);
 void orr_node_free(struct orr_node *node);
-/* Runs the hooks of t on gradient g: replaces *g when a hook returns another. Set by the binding. */
-extern orr_status (*orr_hook_run)(orr_tensor *t, orr_tensor **g);
+/* Runs hooks on gradient *g; replaces it when one returns another. Set by the binding. */
+extern orr_status (*orr_hook_run)(int hooks, orr_tensor **g);
 extern void (*orr_hook_release)(int hooks);
 
 #endif
