@@ -61,7 +61,7 @@ static pthread_key_t exit_key;
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
 static bool has_exit_key;
 
-/* Making is one at a time: version 2.6 was seen to race in its own table of primitives. */
+/* Making is one at a time: ThreadSanitizer reports a race in 2.6's own table otherwise. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 /* -- keys */
