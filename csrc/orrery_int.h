@@ -54,7 +54,7 @@ bool orr_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int
 /* ==== L0: layout.c ========================================================================= */
 
 typedef enum orr_place_kind { ORR_REPLICATE, ORR_SHARD, ORR_PARTIAL } orr_place_kind;
-typedef enum orr_reduce_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_reduce_kind;
+typedef enum orr_partial_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_partial_kind;
 
 /* Devices are named by their index in the device table (device.c); 0 is `cpu`. Meshes are
  * interned: two with the same axes and devices are one pointer, and live for ever. */
@@ -72,7 +72,7 @@ typedef struct orr_mesh {
 typedef struct orr_place {
   orr_place_kind kind;
   int dim;               /* ORR_SHARD: from 0 */
-  orr_reduce_kind op;    /* ORR_PARTIAL */
+  orr_partial_kind op;    /* ORR_PARTIAL */
   int64_t *bounds;
 } orr_place;
 
@@ -323,7 +323,7 @@ typedef enum orr_collective_kind {
 /* In place over tensors that are Partial (or replicate, summed over `axis`): all of them by one
  * queued collective. use_comm: on the communication queues, else on the compute queues. After it
  * the caller gives the tensors their new layout. */
-orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_reduce_kind op,
+orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_partial_kind op,
                                bool use_comm);
 /* parallel.trace */
 typedef struct orr_trace_row {
@@ -449,7 +449,7 @@ typedef struct orr_op {
   unsigned flags;
   int n_in, n_out;
   int code;              /* which of a family (a row of a .def table) */
-  orr_reduce_kind partial; /* op of the Partial that a summed letter leaves */
+  orr_partial_kind partial; /* op of the Partial that a summed letter leaves */
   unsigned save;
   const struct orr_op *scalar; /* the same with args.f[0] for the second tensor */
   orr_status (*infer)(orr_call *c); /* checks; sets out_meta; NULL: from dims */

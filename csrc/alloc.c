@@ -1,0 +1,351 @@
+/* alloc.c: the caching allocator: every block of device memory comes from and returns to here.
+ *
+ * Invariant: live is what buffers hold, cached what free lists hold, both in bytes of capacity. A
+ * freed block keeps its events, so nobody waits at a free: the next owner's first writer does, and
+ * on the same queue that costs nothing. A block is given back to the system only when its events
+ * are complete. The controller alone calls this file.
+ *
+ * Sizes are rounded up to classes: steps of a quarter of the power of two below, from 4 MiB on an
+ * eighth, in whole 2 MiB. One free list a class, last in, first out.
+ * To add a retry before "out of memory": a step in acquire.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine.h"
+
+#define SMALLEST ((size_t)64)
+#define BIG ((size_t)4 << 20)
+#define BIG_STEP ((size_t)2 << 20)
+#define BUDGET ((size_t)64 << 20)
+#define LARGEST ((size_t)1 << 56)
+#define EIGHTHS 8
+#define N_BINS (57 * EIGHTHS)
+
+typedef struct pool {
+  orr_buffer *bin[N_BINS];  /* free blocks of a class */
+  uint32_t held[N_BINS];    /* blocks of a class in use */
+  orr_buffer *bare;         /* structs without a block */
+} pool;
+
+void (*orr_collect_hook)(bool full) = NULL;
+const char *(*orr_alloc_context_hook)(void) = NULL;
+
+static int64_t fail_after = -1;
+static size_t since_collection, budget = BUDGET; /* bytes over all devices but meta */
+static bool collecting;
+
+/* ---- size classes ---- */
+
+static int log2_of(size_t n) { return 63 - __builtin_clzll((unsigned long long)n); }
+
+static size_t round_up(size_t bytes) {
+  if (bytes <= SMALLEST) return SMALLEST;
+  size_t power = (size_t)1 << log2_of(bytes - 1); /* the largest one below bytes */
+  size_t step = bytes > BIG ? power / 8 : power / 4;
+  if (bytes > BIG && step < BIG_STEP) step = BIG_STEP;
+  if (step < SMALLEST) step = SMALLEST;
+  return (bytes + step - 1) & ~(step - 1);
+}
+
+static int bin_of(size_t capacity) {
+  int k = log2_of(capacity);
+  return k * EIGHTHS + (int)((capacity - ((size_t)1 << k)) >> (k - 3));
+}
+
+static size_t bin_capacity(int bin) {
+  return ((size_t)1 << bin / EIGHTHS) / EIGHTHS * (size_t)(EIGHTHS + bin % EIGHTHS);
+}
+
+/* ---- blocks ---- */
+
+static bool is_idle(const orr_buffer *b) {
+  if (!orr_event_done(b->writer)) return false;
+  for (int k = 0; k < b->n_readers; k++) {
+    if (!orr_event_done(b->readers[k])) return false;
+  }
+  return true;
+}
+
+/* In the test build a block that nobody owns reads as NaN, and as -1 in integers. */
+static void spoil(orr_buffer *b) {
+#ifdef ORR_TEST
+  if (b->data && is_idle(b)) memset(b->data, 0xFF, b->capacity);
+#else
+  (void)b;
+#endif
+}
+
+static orr_status pool_of(orr_device *d, pool **out) {
+  if (!d->pool) d->pool = calloc(1, sizeof(pool));
+  *out = d->pool;
+  return *out ? ORR_OK : orr_fail(ORR_EMEM, "out of host memory for the allocator of %s", d->name);
+}
+
+static void buffer_delete(orr_buffer *b) {
+  free(b->readers);
+  free(b);
+}
+
+/* Gives the idle blocks of d's cache back to the system. */
+static size_t trim(orr_device *d) {
+  pool *p = d->pool;
+  size_t freed = 0;
+  for (int k = 0; p && d->cached > 0 && k < N_BINS; k++) {
+    for (orr_buffer **link = &p->bin[k]; *link;) {
+      orr_buffer *b = *link;
+      if (!is_idle(b)) {
+        link = &b->next;
+        continue;
+      }
+      *link = b->next;
+      d->cached -= b->capacity;
+      freed += b->capacity;
+      d->backend->memory_free(d, b->data, b->capacity);
+      buffer_delete(b);
+    }
+  }
+  return freed;
+}
+
+static void collect(bool full) {
+  if (!orr_collect_hook || collecting) return;
+  collecting = true;
+  since_collection = 0;
+  orr_collect_hook(full);
+  collecting = false;
+  size_t live = 0;
+  for (int k = 0; k < orr_device_count(); k++) {
+    const orr_device *d = orr_device_at(k);
+    if (d->kind != ORR_DEVICE_META) live += d->live;
+  }
+  budget = live > BUDGET ? live : BUDGET;
+}
+
+/* ---- out of memory ---- */
+
+static const char *bytes_text(double bytes, char *buf, size_t size) {
+  static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int k = 0;
+  for (; bytes >= 1024 && k < 4; k++) bytes /= 1024;
+  snprintf(buf, size, k ? "%.1f %s" : "%.0f %s", bytes, unit[k]);
+  return buf;
+}
+
+/* "; largest: 3 x 1.0 MiB, 2 x 512.0 KiB". */
+static void largest_text(const pool *p, char *buf, size_t size) {
+  bool told[N_BINS] = {false};
+  size_t at = 0;
+  buf[0] = '\0';
+  for (int n = 0; n < 3; n++) {
+    int best = -1;
+    double most = 0;
+    for (int k = 0; k < N_BINS; k++) {
+      double bytes = (double)p->held[k] * (double)bin_capacity(k);
+      if (told[k] || bytes <= most) continue;
+      most = bytes;
+      best = k;
+    }
+    if (best < 0) return;
+    char each[32];
+    told[best] = true;
+    at += (size_t)snprintf(buf + at, size - at, "%s%u x %s", n ? ", " : "; largest: ",
+                           p->held[best], bytes_text((double)bin_capacity(best), each, 32));
+    if (at >= size) return;
+  }
+}
+
+static orr_status out_of_memory(const orr_device *d, size_t bytes, size_t capacity) {
+  char asked[32], live[32], cached[32], room[32], need[32], largest[160];
+  double there = d->limit ? (double)d->limit : (double)orr_host_memory(true);
+  double missing = (double)capacity - there + (d->limit ? (double)(d->live + d->cached) : 0);
+  const char *where = orr_alloc_context_hook ? orr_alloc_context_hook() : NULL;
+  largest_text(d->pool, largest, sizeof largest);
+  bytes_text(missing > 0 ? missing : (double)capacity, need, sizeof need);
+  return orr_fail(
+    ORR_EMEM, "%s is out of memory: asked for %s%s%s; %s in use, %s cached, %s %s%s. Free %s, %suse "
+    "a smaller batch, or spread over more devices with a plan", d->name,
+    bytes_text((double)bytes, asked, sizeof asked), where && *where ? " in " : "",
+    where ? where : "", bytes_text((double)d->live, live, sizeof live),
+    bytes_text((double)d->cached, cached, sizeof cached), d->limit ? "limit" : "free on the host",
+    bytes_text(there, room, sizeof room), largest, need, d->limit ? "raise the limit, " : "");
+}
+
+/* ---- taking a block ---- */
+
+/* One try: a cached block, else a new one. NULL *out: no room. */
+static orr_status try_block(orr_device *d, size_t capacity, int bin, orr_buffer **out) {
+  pool *p = d->pool;
+  orr_buffer *b = p->bin[bin];
+  *out = NULL;
+  if (b) {
+    p->bin[bin] = b->next;
+    d->cached -= capacity;
+    *out = b;
+    return ORR_OK;
+  }
+  if (d->limit && d->live + d->cached + capacity > d->limit) return ORR_OK;
+  b = calloc(1, sizeof *b);
+  if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
+  b->device = d;
+  b->capacity = capacity;
+  if (d->backend->memory_new(d, capacity, &b->data)) {
+    free(b);
+    return ORR_OK;
+  }
+  spoil(b);
+  *out = b;
+  return ORR_OK;
+}
+
+/* The tries, each after making room in a costlier way. */
+static orr_status acquire(orr_device *d, size_t capacity, int bin, bool refuse, orr_buffer **out) {
+  enum { PLAIN, TRIMMED, COLLECTED, COLLECTED_AGAIN, DRAINED, N_TRIES };
+  *out = NULL;
+  for (int k = PLAIN; k < N_TRIES; k++) {
+    if (k == COLLECTED || k == COLLECTED_AGAIN) collect(true);
+    if (k == DRAINED) ORR_TRY(orr_drain(NULL, true));
+    if (k != PLAIN && (refuse || !((pool *)d->pool)->bin[bin])) trim(d);
+    if (!refuse) ORR_TRY(try_block(d, capacity, bin, out));
+    if (*out) break;
+  }
+  return ORR_OK;
+}
+
+/* An idle block starts clean; what pends on another goes with it to the new owner. */
+static void take(orr_device *d, orr_buffer *b, size_t bytes, int bin) {
+  b->bytes = bytes;
+  b->next = NULL;
+  if ((b->writer.queue || b->n_readers) && is_idle(b)) {
+    b->writer = (orr_event){NULL, 0};
+    b->n_readers = 0;
+    spoil(b);
+  }
+  if (!b->writer.queue) atomic_store_explicit(&b->poison, 0, memory_order_relaxed);
+  ((pool *)d->pool)->held[bin]++;
+  d->live += b->capacity;
+  if (d->live > d->peak) d->peak = d->live;
+}
+
+/* A buffer without memory: of 0 bytes, or on meta. */
+static orr_status bare_buffer(orr_device *d, size_t bytes, orr_buffer **out) {
+  pool *p = d->pool;
+  orr_buffer *b = p->bare;
+  if (b) p->bare = b->next;
+  else b = calloc(1, sizeof *b);
+  if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
+  b->device = d;
+  b->bytes = bytes;
+  b->capacity = bytes ? round_up(bytes) : 0;
+  b->next = NULL;
+  if (is_idle(b)) {
+    orr_buffer_set_writer(b, (orr_event){NULL, 0});
+    atomic_store_explicit(&b->poison, 0, memory_order_relaxed);
+  }
+  d->live += b->capacity;
+  if (d->live > d->peak) d->peak = d->live;
+  *out = b;
+  return ORR_OK;
+}
+
+/* True when this allocation is the one that the test asked to fail. */
+static bool is_refused(void) {
+  if (fail_after < 0) return false;
+  return --fail_after <= 0 ? (fail_after = -1, true) : false;
+}
+
+orr_status orr_buffer_new(orr_device *d, size_t bytes, orr_buffer **out) {
+  pool *p = d->pool;
+  bool refuse = is_refused();
+  if (!p) ORR_TRY(pool_of(d, &p));
+  if (bytes > LARGEST) return out_of_memory(d, bytes, bytes);
+  if (!refuse && (bytes == 0 || d->kind == ORR_DEVICE_META)) return bare_buffer(d, bytes, out);
+  size_t capacity = round_up(bytes);
+  int bin = bin_of(capacity);
+  since_collection += capacity;
+  if (since_collection > budget) collect(false);
+  orr_buffer *b = refuse ? NULL : p->bin[bin];
+  if (b) {
+    p->bin[bin] = b->next;
+    d->cached -= capacity;
+  } else {
+    ORR_TRY(acquire(d, capacity, bin, refuse, &b));
+    if (!b) return out_of_memory(d, bytes, capacity);
+  }
+  take(d, b, bytes, bin);
+  *out = b;
+  return ORR_OK;
+}
+
+/* ---- giving it back ---- */
+
+static bool is_bare(const orr_buffer *b) { return !b->data; }
+
+/* Takes b out of what is live. */
+static void forget(orr_buffer *b) {
+  pool *p = b->device->pool;
+  b->device->live -= b->capacity;
+  uint32_t *held = p && !is_bare(b) ? &p->held[bin_of(b->capacity)] : NULL;
+  if (held && *held) (*held)--; /* 0: taken before the devices were opened again */
+}
+
+void orr_buffer_free(orr_buffer *take_b) {
+  if (!take_b) return;
+  orr_device *d = take_b->device;
+  pool *p = d->pool;
+  forget(take_b);
+  if (!p) { /* the devices are closed */
+    d->backend->memory_free(d, take_b->data, take_b->capacity);
+    buffer_delete(take_b);
+    return;
+  }
+  orr_buffer **list = &p->bare;
+  if (!is_bare(take_b)) {
+    spoil(take_b);
+    d->cached += take_b->capacity;
+    list = &p->bin[bin_of(take_b->capacity)];
+  }
+  take_b->next = *list;
+  *list = take_b;
+}
+
+void orr_buffer_release_now(orr_buffer *take_b) {
+  if (!take_b) return;
+  orr_device *d = take_b->device;
+  if (!d->pool || is_bare(take_b) || orr_buffer_wait_write(take_b)) {
+    orr_buffer_free(take_b); /* nothing to give back, or not now: it stays in the cache */
+    return;
+  }
+  forget(take_b);
+  d->backend->memory_free(d, take_b->data, take_b->capacity);
+  buffer_delete(take_b);
+}
+
+size_t orr_empty_cache(orr_device *d) {
+  size_t freed = 0;
+  orr_drain(d, true); /* an interrupt only leaves more in the cache */
+  for (int k = 0; k < orr_device_count(); k++) {
+    if (!d || d == orr_device_at(k)) freed += trim(orr_device_at(k));
+  }
+  return freed;
+}
+
+void orr_pool_close(orr_device *d) {
+  pool *p = d->pool;
+  if (!p) return;
+  trim(d); /* the queues are gone, and with them all that pended */
+  while (p->bare) {
+    orr_buffer *b = p->bare;
+    p->bare = b->next;
+    buffer_delete(b);
+  }
+  free(p);
+  d->pool = NULL;
+}
+
+void orr_set_memory_limit(orr_device *d, size_t bytes) { d->limit = bytes; }
+
+void orr_reset_peak(orr_device *d) { d->peak = d->live; }
+
+void orr_alloc_fail_after(int64_t n) { fail_after = n; }
