@@ -39,8 +39,7 @@ end
 local function batch_norm(self, x)
   local training = self.training or not self.running_mean
   return core.batch_norm(x, self.weight, self.bias, self.running_mean, self.running_var, training,
-    self.momentum,
-    self.eps, self.sync)
+    self.momentum, self.eps, self.sync)
 end
 
 local function describe_batch(self)
