@@ -1,0 +1,228 @@
+# Makefile: builds, installs and checks Orrery. `make help` lists the targets.
+#
+# Invariant: nothing outside build*/ and bin/ is written; a new .c file under csrc/ or kernels/ is
+# picked up by its place alone. Core objects know no Lua version and are compiled once; csrc/lua_*.c
+# is compiled per interpreter. To add a target: write it, name it in .PHONY, and describe it in `help`.
+
+LUA      ?= luajit
+PREFIX   ?= /usr/local
+ARCH     ?= -march=native
+BUILD    ?= build
+SAN      ?=
+CFLAGS   ?= -O2 -g
+WERROR   ?=
+DESTDIR  ?=
+# Spec files (patterns without _spec.lua) that interpreters other than LuaJIT leave out of `make test`.
+PUC_SKIP ?=
+# Spec files that the sanitizer builds run, and the interpreter that runs them.
+SAN_SPEC ?= *
+SAN_LUA  ?= lua5.1
+SPEC     ?= *
+
+# ---- the interpreter --------------------------------------------------------------------------
+LUA_NAME := $(notdir $(LUA))
+ifneq ($(filter luajit%,$(LUA_NAME)),)
+  LUA_ABI := 5.1
+  LUA_PC  := luajit
+  LUA_INC := $(firstword $(wildcard /usr/include/luajit-2.* /usr/local/include/luajit-2.*))
+else
+  LUA_ABI := $(or $(patsubst lua%,%,$(filter lua5.%,$(LUA_NAME))),\
+                  $(shell $(LUA) -e 'io.write((_VERSION:gsub("Lua ", "")))' 2>/dev/null))
+  LUA_PC  := lua$(LUA_ABI)
+  LUA_INC := $(firstword $(wildcard /usr/include/lua$(LUA_ABI) /usr/local/include/lua$(LUA_ABI)))
+endif
+LUA_INCDIR ?= $(or $(LUA_INC),$(shell pkg-config --variable=includedir $(LUA_PC) 2>/dev/null))
+LUA_LIBS   ?= $(or $(shell pkg-config --libs $(LUA_PC) 2>/dev/null),-l$(LUA_PC))
+
+# ---- flags ------------------------------------------------------------------------------------
+WARN    := -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas
+OPENMP  := -fopenmp
+DEFINES :=
+LDSAN   :=
+ifneq ($(SAN),)
+  DEFINES += -DORR_TEST
+  CFLAGS  := -O1 -g -fno-omit-frame-pointer -fsanitize=$(SAN)
+  LDSAN   := -fsanitize=$(SAN)
+  ifeq ($(SAN),address)
+    CFLAGS += -fsanitize=undefined -fno-sanitize-recover=undefined
+    LDSAN  += -fsanitize=undefined
+  endif
+  ifeq ($(SAN),thread)
+    OPENMP :=
+  endif
+endif
+ifneq ($(WERROR),)
+  WARN += -Werror
+endif
+HAVE_DNNL := $(shell printf '\#include <dnnl.h>\n' | $(CC) $(CPPFLAGS) -E -xc - >/dev/null 2>&1 && echo 1)
+ifneq ($(HAVE_DNNL),)
+  DEFINES += -DORR_WITH_ONEDNN
+endif
+BASE     := -std=gnu11 -D_GNU_SOURCE $(CFLAGS) $(ARCH) -fPIC -pthread -fvisibility=hidden $(WARN) $(DEFINES)
+CORE_INC := -I. -Icsrc -Ikernels
+KERNEL_FLAGS := -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP)
+ifneq ($(SAN),)
+  KERNEL_FLAGS := -ffp-contract=fast $(OPENMP)
+endif
+LIBS     := $(OPENMP) -pthread -ldl -lm
+
+# ---- files ------------------------------------------------------------------------------------
+# lua_open.c is the module file itself: it prepares the environment, then opens libcore.so beside it.
+OPEN_C   := csrc/lua_open.c
+LUA_C    := $(filter-out $(OPEN_C),$(wildcard csrc/lua_*.c))
+CORE_C   := $(filter-out csrc/lua_%.c,$(wildcard csrc/*.c)) $(wildcard kernels/*.c)
+OBJ      := $(BUILD)/obj
+LOBJ     := $(BUILD)/$(LUA_NAME)
+CORE_O   := $(CORE_C:%.c=$(OBJ)/%.o)
+LUA_O    := $(LUA_C:%.c=$(LOBJ)/obj/%.o)
+OPEN_O   := $(OPEN_C:%.c=$(LOBJ)/obj/%.o)
+MODULE   := $(LOBJ)/orrery/core.so
+ENGINE   := $(LOBJ)/orrery/libcore.so
+EXAMPLES := $(patsubst examples/%.c,$(LOBJ)/examples/%,$(wildcard examples/*.c))
+HEADER   := $(wildcard csrc/orrery.h)
+# Another BUILD folder holds its own command.
+COMMAND  := $(if $(filter build,$(BUILD)),bin/orrery,$(BUILD)/bin/orrery)
+Q        := $(if $(V),,@)
+say       = @printf '  %-4s %s\n' $(1) $(2)
+
+.PHONY: all core deps demo test lint format bench bench-deps install install-lua asan tsan fake gpu-kit env \
+        examples libs clean help FORCE
+.DEFAULT_GOAL := all
+
+all: core $(COMMAND)
+core: $(MODULE) $(ENGINE)
+libs: $(BUILD)/liborrery.so $(LOBJ)/liborrery.a
+examples: $(EXAMPLES)
+
+# ---- compiling --------------------------------------------------------------------------------
+# A stamp holds the command line, so that other flags rebuild and equal ones do not.
+$(OBJ)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' | cmp -s - $@ || \
+	  echo '$(CC) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' > $@
+$(LOBJ)/flags: FORCE
+	@mkdir -p $(@D)
+	@test -f '$(LUA_INCDIR)/lua.h' || { \
+	  echo "no lua.h for $(LUA_NAME): run 'make deps', or give LUA_INCDIR=/path/of/headers" >&2; exit 1; }
+	@echo '$(CC) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' | cmp -s - $@ || \
+	  echo '$(CC) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' > $@
+
+$(OBJ)/kernels/%.o: kernels/%.c $(OBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) -Ikernels -MMD -MP -c $< -o $@
+$(OBJ)/csrc/cpu%.o: csrc/cpu%.c $(OBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(OPENMP) $(CORE_INC) -MMD -MP -c $< -o $@
+$(OBJ)/csrc/%.o: csrc/%.c $(OBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(CORE_INC) -MMD -MP -c $< -o $@
+$(LOBJ)/obj/csrc/lua_%.o: csrc/lua_%.c $(LOBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,"$< ($(LUA_NAME))")
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(CORE_INC) -I$(LUA_INCDIR) -MMD -MP -c $< -o $@
+
+# ---- linking ----------------------------------------------------------------------------------
+$(ENGINE): $(CORE_O) $(LUA_O)
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(LDSAN) $(LDFLAGS) -o $@ $^ $(LIBS)
+$(MODULE): $(OPEN_O)
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(LDSAN) $(LDFLAGS) -o $@ $^ -ldl
+$(BUILD)/liborrery.so: $(CORE_O)
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(LDSAN) $(LDFLAGS) -Wl,-soname,liborrery.so -o $@ $^ $(LIBS)
+# The archive holds the Lua module too; a host that uses no Lua pulls none of it in.
+$(LOBJ)/liborrery.a: $(CORE_O) $(LUA_O)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+$(LOBJ)/examples/%: examples/%.c $(LOBJ)/liborrery.a $(LOBJ)/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) -Icsrc -I$(LUA_INCDIR) $(LDSAN) $(LDFLAGS) -MMD -MP $< -o $@ \
+	  $(LOBJ)/liborrery.a $(LUA_LIBS) $(LIBS)
+
+# launcher(lua directory, module directory, interpreters): both directories relative to bin's parent.
+launcher = sed -e 's|@LUADIR@|$(1)|; s|@LIBDIR@|$(2)|; s|@LUAS@|$(3)|' tools/orrery.in
+$(COMMAND): tools/orrery.in FORCE
+	@mkdir -p $(@D)
+	@$(call launcher,$(if $(filter build,$(BUILD)),lua,$(CURDIR)/lua),$(if \
+	  $(filter build,$(BUILD)),$(BUILD),$(abspath $(BUILD)))/@NAME@,$(LUA)) > $@.$$$$ && \
+	  chmod 755 $@.$$$$ && if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
+
+-include $(CORE_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
+
+# ---- installing -------------------------------------------------------------------------------
+# LuaRocks gives LUADIR, LIBDIR and BINDIR; its tree keeps them as PREFIX/share, lib and bin too.
+LUADIR  ?= $(PREFIX)/share/lua/$(LUA_ABI)
+LIBDIR  ?= $(PREFIX)/lib/lua/$(LUA_ABI)
+BINDIR  ?= $(PREFIX)/bin
+# The command tries these in turn; a rock for the 5.1 interface prefers LuaJIT where there is one.
+LAUNCH  ?= $(if $(ROCK),$(if $(filter 5.1,$(LUA_ABI)),luajit )$(LUA_NAME),$(LUA))
+
+install-lua: core
+	$(call say,CP,"$(DESTDIR)$(LUADIR) $(DESTDIR)$(LIBDIR) $(DESTDIR)$(BINDIR)")
+	@cd lua && find orrery -name '*.lua' | while read -r file; do \
+	  install -D -m 644 "$$file" "$(DESTDIR)$(LUADIR)/$$file" || exit 1; done
+	@install -D -m 755 $(MODULE) "$(DESTDIR)$(LIBDIR)/orrery/core.so"
+	@install -D -m 755 $(ENGINE) "$(DESTDIR)$(LIBDIR)/orrery/libcore.so"
+	@mkdir -p "$(DESTDIR)$(BINDIR)"
+	@$(call launcher,share/lua/$(LUA_ABI),lib/lua/$(LUA_ABI),$(LAUNCH)) > "$(DESTDIR)$(BINDIR)/orrery"
+	@chmod 755 "$(DESTDIR)$(BINDIR)/orrery"
+install: install-lua libs
+	@install -D -m 755 $(BUILD)/liborrery.so "$(DESTDIR)$(PREFIX)/lib/liborrery.so"
+	@install -D -m 644 $(LOBJ)/liborrery.a "$(DESTDIR)$(PREFIX)/lib/liborrery.a"
+	@for h in $(HEADER); do install -D -m 644 $$h "$(DESTDIR)$(PREFIX)/include/orrery.h" || exit 1; done
+
+# ---- running ----------------------------------------------------------------------------------
+deps:
+	@sh tools/deps.sh all
+demo:
+	@sh tools/deps.sh --check demo
+	@+$(MAKE) -s --no-print-directory all
+	@$(COMMAND) examples/digits.lua --plan "data<0,1>" --net cnn
+test:
+	@sh tools/deps.sh --check test
+	@+$(MAKE) -s --no-print-directory core libs examples
+	@+test -x $(COMMAND) || $(MAKE) -s --no-print-directory $(COMMAND)
+	@COMMAND='$(abspath $(COMMAND))' BUILD='$(BUILD)' PUC_SKIP='$(if $(filter luajit%,$(LUA_NAME)),,$(PUC_SKIP))' \
+	  $(LUA) tools/test.lua '$(LUA)' '$(SPEC)'
+lint:
+	@sh tools/deps.sh --check lint
+	@+$(MAKE) -s --no-print-directory core
+	@BUILD='$(BUILD)' LUA='$(LUA)' LUA_INCDIR='$(LUA_INCDIR)' DEFINES='$(DEFINES)' sh tools/lint.sh
+format:
+	@find csrc kernels examples -name '*.[ch]' | xargs clang-format -i
+bench: all
+	@eval "$$($(MAKE) -s --no-print-directory env)" && $(LUA) bench/run.lua
+bench-deps:
+	@sh bench/deps.sh
+asan:
+	@+LUA='$(SAN_LUA)' SPEC='$(SAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh address build-asan
+tsan:
+	@+LUA='$(SAN_LUA)' SPEC='$(SAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh thread build-tsan
+fake gpu-kit:
+	@echo "make $@: the CUDA plug-in is not part of this tree yet; CPU devices only" >&2; exit 1
+env:
+	@echo "export LUA_PATH='$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;'"
+	@echo "export LUA_CPATH='$(abspath $(LOBJ))/?.so;;'"
+	@echo "export PATH='$(abspath $(dir $(COMMAND)))':\"\$$PATH\""
+clean:
+	rm -rf build build-asan build-tsan bin/orrery
+help:
+	@echo 'make [all]      build the module for LUA and the command bin/orrery'
+	@echo 'make deps       install every missing package (Debian: apt-get, as root or by sudo)'
+	@echo 'make demo       install what is missing, build, train the digits CNN on two devices'
+	@echo 'make test       run every spec; SPEC=pattern picks, as in SPEC="op*"'
+	@echo 'make lint       formatting, clang-tidy, luacheck, layers; `make format` formats the C files'
+	@echo 'make bench      ratios to PyTorch; `make bench-deps` fetches PyTorch outside the tree'
+	@echo 'make install    into PREFIX (the module, the command, liborrery, orrery.h)'
+	@echo 'make asan tsan  the specs under AddressSanitizer (and UBSan), under ThreadSanitizer'
+	@echo 'make fake gpu-kit   belong to the CUDA plug-in'
+	@echo 'make env        exports for plain Lua: eval "$$(make -s env)"'
+	@echo 'make clean      remove what was built'
+	@echo 'variables: LUA=luajit|lua5.1|lua5.3|lua5.4 LUA_INCDIR PREFIX CC CFLAGS ARCH WERROR=1 V=1'
