@@ -206,6 +206,24 @@ describe("optimisers", function()
     end
   end)
 
+  it("24: go on when parameters are converted or moved in place", function()
+    for _, target in ipairs { "f64", "cpu:1" } do
+      local layer = nn.Linear(2, 2, { dtype = target == "f64" and "f32" or "f64" })
+      local same = nn.Linear(2, 2, { dtype = "f64" })
+      same:load_state(layer:state())
+      local a = optim.Adam(layer:parameters(), { lr = 0.1 })
+      local b = optim.Adam(same:parameters(), { lr = 0.1 })
+      for step = 1, 4 do
+        if step == 3 then layer:to(target) end
+        for _, p in ipairs(layer:parameters()) do set_gradient(p, step) end
+        for _, p in ipairs(same:parameters()) do set_gradient(p, step) end
+        a:step()
+        b:step()
+      end
+      assert_close(values(same.weight), values(layer.weight), target == "f64" and 1e-5 or 1e-12)
+    end
+  end)
+
   it("refuse a state that does not fit", function()
     local opt = optim.Adam({ parameter(start) })
     set_gradient(opt.param_groups[1].params[1], 1)

@@ -7,6 +7,7 @@
 -- Block:forward(x)`.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local moved = require "orrery.moved"
 
 local raise = check.raise
 local scopes_on, push_scope, pop_scope = core.scopes_on, core.push_scope, core.pop_scope
@@ -284,6 +285,7 @@ function Module:to(target)
       end
     end
   end
+  moved.note()
   return self
 end
 

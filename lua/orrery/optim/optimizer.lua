@@ -6,6 +6,7 @@
 -- To add an optimiser: `optimizer.class(name, defaults, slots, update)`, see sgd.lua.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local moved = require "orrery.moved"
 
 local raise = check.raise
 
@@ -91,6 +92,7 @@ local function construct(class, params, options)
   self._slots = {} -- [slot name][index] = state tensor
   for _, slot in ipairs(class.slots) do self._slots[slot] = {} end
   self._plans = {} -- [group] = cached lists, see rebuild
+  self._moved = moved.count
   return self
 end
 
@@ -167,9 +169,25 @@ local function forget(self)
   self._plans = {}
 end
 
+-- Parameters have moved: their state follows them, by way of the host.
+local function follow(self)
+  forget(self)
+  local index = 0
+  for _, group in ipairs(self.param_groups) do
+    for _, p in ipairs(group.params) do
+      index = index + 1
+      for _, store in pairs(self._slots) do
+        if store[index] then store[index] = p:zeros_like():copy_(core.snapshot(store[index])) end
+      end
+    end
+  end
+  self._moved = moved.count
+end
+
 --- One update of every parameter that has a gradient.
 function Optimizer:step()
   local groups, update = self.param_groups, self.update
+  if self._moved ~= moved.count then follow(self) end
   for g = 1, #groups do
     local group = groups[g]
     local plan = self._plans[g]
