@@ -15,7 +15,7 @@
 #include "machine.h"
 
 enum {
-  PAUSE_NS = 3000,      /* spin with pauses for so long, */
+  PAUSE_NS = 1000,      /* spin with pauses for so long, */
   SPIN_NS = 40000,      /* then offering the core to others, then sleep */
   NAP_MS = 20,          /* the controller looks up from its sleep as often, for interrupts */
   STUCK_NAPS = 100      /* and after so many naps in which nothing moved, says so */
@@ -172,13 +172,13 @@ static uint64_t items_done(void) {
 
 /* Spins only while some core has nobody else to run. */
 static bool spin_controller(orr_event e) {
-  uint64_t start = now_ns();
-  while (now_ns() - start < SPIN_NS / 2) {
+  for (uint64_t start = now_ns(), now = start; now - start < SPIN_NS; now = now_ns()) {
     for (int k = 0; k < 8; k++) {
       if (orr_event_done(e)) return true;
       pause_core();
     }
     if (n_awake() >= orr_cores()) return false;
+    if (now - start > PAUSE_NS) sched_yield();
   }
   return false;
 }
