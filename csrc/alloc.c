@@ -1,12 +1,12 @@
 /* alloc.c: the caching allocator: every block of device memory comes from and returns to here.
  *
- * Invariant: live is what buffers hold, cached what free lists hold, both in bytes of capacity. A
- * freed block keeps its events, so nobody waits at a free: the next owner's first writer does, and
- * on the same queue that costs nothing. A block is given back to the system only when its events
- * are complete. The controller alone calls this file.
+ * Invariant: live is what buffers hold, cached what free lists hold, both in bytes of capacity.
+ * A freed block keeps its events, so nobody waits at a free: the next owner's first writer
+ * does, and on the same queue that costs nothing. A block is given back to the system only when
+ * its events are complete. The controller alone calls this file.
  *
- * Sizes are rounded up to classes: steps of a quarter of the power of two below, from 4 MiB on an
- * eighth, in whole 2 MiB. One free list a class, last in, first out.
+ * Sizes are rounded up to classes: steps of a quarter of the power of two below, from 4 MiB on
+ * an eighth, in whole 2 MiB. One free list a class, last in, first out.
  * To add a retry before "out of memory": a step in acquire.
  */
 #include <stdio.h>
@@ -24,9 +24,9 @@
 #define N_BINS (57 * EIGHTHS)
 
 typedef struct pool {
-  orr_buffer *bin[N_BINS];  /* free blocks of a class */
-  uint32_t held[N_BINS];    /* blocks of a class in use */
-  orr_buffer *bare;         /* structs without a block */
+  orr_buffer *bin[N_BINS]; /* free blocks of a class */
+  uint32_t held[N_BINS];   /* blocks of a class in use */
+  orr_buffer *bare;        /* structs without a block */
 } pool;
 
 void (*orr_collect_hook)(bool full) = NULL;
@@ -80,7 +80,8 @@ static void spoil(orr_buffer *b) {
 static orr_status pool_of(orr_device *d, pool **out) {
   if (!d->pool) d->pool = calloc(1, sizeof(pool));
   *out = d->pool;
-  return *out ? ORR_OK : orr_fail(ORR_EMEM, "out of host memory for the allocator of %s", d->name);
+  return *out ? ORR_OK
+              : orr_fail(ORR_EMEM, "out of host memory for the allocator of %s", d->name);
 }
 
 static void buffer_delete(orr_buffer *b) {
@@ -150,8 +151,9 @@ static void largest_text(const pool *p, char *buf, size_t size) {
     if (best < 0) return;
     char each[32];
     told[best] = true;
-    at += (size_t)snprintf(buf + at, size - at, "%s%u x %s", n ? ", " : "; largest: ",
-                           p->held[best], bytes_text((double)bin_capacity(best), each, 32));
+    at += (size_t)snprintf(buf + at, size - at, "%s%u x %s",
+                           n ? ", " : "; largest: ", p->held[best],
+                           bytes_text((double)bin_capacity(best), each, 32));
     if (at >= size) return;
   }
 }
@@ -164,12 +166,14 @@ static orr_status out_of_memory(const orr_device *d, size_t bytes, size_t capaci
   largest_text(d->pool, largest, sizeof largest);
   bytes_text(missing > 0 ? missing : (double)capacity, need, sizeof need);
   return orr_fail(
-    ORR_EMEM, "%s is out of memory: asked for %s%s%s; %s in use, %s cached, %s %s%s. Free %s, %suse "
-    "a smaller batch, or spread over more devices with a plan", d->name,
-    bytes_text((double)bytes, asked, sizeof asked), where && *where ? " in " : "",
-    where ? where : "", bytes_text((double)d->live, live, sizeof live),
-    bytes_text((double)d->cached, cached, sizeof cached), d->limit ? "limit" : "free on the host",
-    bytes_text(there, room, sizeof room), largest, need, d->limit ? "raise the limit, " : "");
+      ORR_EMEM,
+      "%s is out of memory: asked for %s%s%s; %s in use, %s cached, %s %s%s. Free %s, %suse "
+      "a smaller batch, or spread over more devices with a plan",
+      d->name, bytes_text((double)bytes, asked, sizeof asked), where && *where ? " in " : "",
+      where ? where : "", bytes_text((double)d->live, live, sizeof live),
+      bytes_text((double)d->cached, cached, sizeof cached),
+      d->limit ? "limit" : "free on the host", bytes_text(there, room, sizeof room), largest,
+      need, d->limit ? "raise the limit, " : "");
 }
 
 /* ---- taking a block ---- */
@@ -200,7 +204,8 @@ static orr_status try_block(orr_device *d, size_t capacity, int bin, orr_buffer 
 }
 
 /* The tries, each after making room in a costlier way. */
-static orr_status acquire(orr_device *d, size_t capacity, int bin, bool refuse, orr_buffer **out) {
+static orr_status acquire(orr_device *d, size_t capacity, int bin, bool refuse,
+                          orr_buffer **out) {
   enum { PLAIN, TRIMMED, COLLECTED, COLLECTED_AGAIN, DRAINED, N_TRIES };
   *out = NULL;
   for (int k = PLAIN; k < N_TRIES; k++) {
@@ -232,8 +237,10 @@ static void take(orr_device *d, orr_buffer *b, size_t bytes, int bin) {
 static orr_status bare_buffer(orr_device *d, size_t bytes, orr_buffer **out) {
   pool *p = d->pool;
   orr_buffer *b = p->bare;
-  if (b) p->bare = b->next;
-  else b = calloc(1, sizeof *b);
+  if (b)
+    p->bare = b->next;
+  else
+    b = calloc(1, sizeof *b);
   if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
   b->device = d;
   b->bytes = bytes;

@@ -1,7 +1,8 @@
 /* device.c: the device table: `cpu`, `cpu:0` to `cpu:N-1`, `meta`.
  *
- * Invariant: the table is made once from the environment, by the controller; indices never change
- * while it is open. Closing drains and joins; buffers still held then stay valid until freed.
+ * Invariant: the table is made once from the environment, by the controller; indices never
+ * change while it is open. Closing drains and joins; buffers still held then stay valid until
+ * freed.
  * To add a kind of device: fill its rows in orr_devices_open, between the CPUs and meta.
  */
 #include <ctype.h>
@@ -47,8 +48,8 @@ static orr_status read_count(int *out) {
   if (*out > ORR_MAX_CPU_DEVICES) *out = ORR_MAX_CPU_DEVICES;
   if (!text || !*text) return ORR_OK;
   if (!parse_number(text, &n) || n < 1 || n > ORR_MAX_CPU_DEVICES) {
-    return orr_fail(ORR_EARG, "ORRERY_CPU_DEVICES='%.40s': expected a number from 1 to %d", text,
-                    ORR_MAX_CPU_DEVICES);
+    return orr_fail(ORR_EARG, "ORRERY_CPU_DEVICES='%.40s': expected a number from 1 to %d",
+                    text, ORR_MAX_CPU_DEVICES);
   }
   *out = (int)n;
   return ORR_OK;
@@ -66,8 +67,10 @@ static orr_status read_engine(orr_engine_kind *kind, uint64_t *seed) {
     *kind = ORR_ENGINE_SHUFFLE;
     return ORR_OK;
   }
-  return orr_fail(ORR_EARG, "ORRERY_ENGINE='%.40s': expected thread, inline or shuffle:SEED, as in "
-                  "shuffle:7", text);
+  return orr_fail(ORR_EARG,
+                  "ORRERY_ENGINE='%.40s': expected thread, inline or shuffle:SEED, as in "
+                  "shuffle:7",
+                  text);
 }
 
 /* Spreads the bits of a seed; never 0, which the generator would keep. */
@@ -101,8 +104,10 @@ static orr_device *device_fill(int index, int id, orr_device_kind kind) {
     return d;
   }
   snprintf(d->name, sizeof d->name, id < 0 ? "cpu" : "cpu:%d", id);
-  if (index == 0) orr_cpu_model(d->model, sizeof d->model);
-  else snprintf(d->model, sizeof d->model, "%s", devices[0].model);
+  if (index == 0)
+    orr_cpu_model(d->model, sizeof d->model);
+  else
+    snprintf(d->model, sizeof d->model, "%s", devices[0].model);
   return d;
 }
 
@@ -189,12 +194,17 @@ orr_status orr_device_visible_at(int64_t k, orr_device **out) {
     return ORR_OK;
   }
   if (k >= 0 && k < ORR_MAX_CPU_DEVICES) {
-    return orr_fail(ORR_EARG, "device %" PRId64 " is not there: %d CPU device%s visible, cpu:0 to "
-                    "cpu:%d; ORRERY_CPU_DEVICES=%" PRId64 " asks for more", k, n_visible,
-                    n_visible == 1 ? " is" : "s are", n_visible - 1, k + 1);
+    return orr_fail(ORR_EARG,
+                    "device %" PRId64
+                    " is not there: %d CPU device%s visible, cpu:0 to "
+                    "cpu:%d; ORRERY_CPU_DEVICES=%" PRId64 " asks for more",
+                    k, n_visible, n_visible == 1 ? " is" : "s are", n_visible - 1, k + 1);
   }
-  return orr_fail(ORR_EARG, "device %" PRId64 " is not there: %d CPU device%s visible, cpu:0 to "
-                  "cpu:%d", k, n_visible, n_visible == 1 ? " is" : "s are", n_visible - 1);
+  return orr_fail(ORR_EARG,
+                  "device %" PRId64
+                  " is not there: %d CPU device%s visible, cpu:0 to "
+                  "cpu:%d",
+                  k, n_visible, n_visible == 1 ? " is" : "s are", n_visible - 1);
 }
 
 orr_status orr_device_find(const char *name, orr_device **out) {
@@ -209,11 +219,15 @@ orr_status orr_device_find(const char *name, orr_device **out) {
     return ORR_OK;
   }
   if (strncmp(name, "cuda", 4) == 0) {
-    return orr_fail(ORR_EARG, "device '%.40s': no CUDA device is visible; the devices are cpu, "
-                    "cpu:0 to cpu:%d, and meta", name, n_visible - 1);
+    return orr_fail(ORR_EARG,
+                    "device '%.40s': no CUDA device is visible; the devices are cpu, "
+                    "cpu:0 to cpu:%d, and meta",
+                    name, n_visible - 1);
   }
-  return orr_fail(ORR_EARG, "device '%.40s' is unknown; the devices are cpu, cpu:0 to cpu:%d, and "
-                  "meta", name, n_visible - 1);
+  return orr_fail(ORR_EARG,
+                  "device '%.40s' is unknown; the devices are cpu, cpu:0 to cpu:%d, and "
+                  "meta",
+                  name, n_visible - 1);
 }
 
 orr_status orr_set_threads(int n) {

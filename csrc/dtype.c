@@ -15,10 +15,10 @@ static const struct {
   size_t size;
   kind kind;
 } types[ORR_N_DTYPES] = {
-  [ORR_F64] = {"f64", 8, KIND_FLOAT}, [ORR_F32] = {"f32", 4, KIND_FLOAT},
-  [ORR_F16] = {"f16", 2, KIND_FLOAT}, [ORR_BF16] = {"bf16", 2, KIND_FLOAT},
-  [ORR_I64] = {"i64", 8, KIND_INT},   [ORR_I32] = {"i32", 4, KIND_INT},
-  [ORR_U8] = {"u8", 1, KIND_INT},     [ORR_BOOL] = {"bool", 1, KIND_BOOL},
+    [ORR_F64] = {"f64", 8, KIND_FLOAT}, [ORR_F32] = {"f32", 4, KIND_FLOAT},
+    [ORR_F16] = {"f16", 2, KIND_FLOAT}, [ORR_BF16] = {"bf16", 2, KIND_FLOAT},
+    [ORR_I64] = {"i64", 8, KIND_INT},   [ORR_I32] = {"i32", 4, KIND_INT},
+    [ORR_U8] = {"u8", 1, KIND_INT},     [ORR_BOOL] = {"bool", 1, KIND_BOOL},
 };
 
 size_t orr_dtype_size(orr_dtype dtype) { return types[dtype].size; }
@@ -34,8 +34,10 @@ orr_status orr_dtype_parse(const char *name, orr_dtype *out) {
       return ORR_OK;
     }
   }
-  return orr_fail(ORR_EARG, "dtype '%.40s' is unknown; the dtypes are f64, f32, f16, bf16, i64, "
-                  "i32, u8 and bool", name);
+  return orr_fail(ORR_EARG,
+                  "dtype '%.40s' is unknown; the dtypes are f64, f32, f16, bf16, i64, "
+                  "i32, u8 and bool",
+                  name);
 }
 
 orr_dtype orr_dtype_promote(orr_dtype a, orr_dtype b) {

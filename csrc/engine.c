@@ -1,8 +1,9 @@
 /* engine.c: the engines without threads: inline, and shuffle, which looks for missing events.
  *
- * Invariant: both run the items that the thread engine would run, on the controller, one at a time.
- * shuffle leaves an item queued until somebody waits (or, now and then, at a push), and takes the
- * heads in a seeded random order: work that relied on luck instead of an event comes out wrong.
+ * Invariant: both run the items that the thread engine would run, on the controller, one at a
+ * time. shuffle leaves an item queued until somebody waits (or, now and then, at a push), and
+ * takes the heads in a seeded random order: work that relied on luck instead of an event comes
+ * out wrong.
  * To add an order: a case in orr_engine_pushed and in orr_engine_wait.
  */
 #include <inttypes.h>
@@ -12,8 +13,8 @@
 #include "machine.h"
 
 enum {
-  PUSHES_PER_RUN = 8,  /* shuffle: one push in so many runs a few heads */
-  MOST_PENDING = 8192  /* shuffle: beyond it a push runs one */
+  PUSHES_PER_RUN = 8, /* shuffle: one push in so many runs a few heads */
+  MOST_PENDING = 8192 /* shuffle: beyond it a push runs one */
 };
 
 static uint64_t next_random(void) {

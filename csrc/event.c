@@ -1,9 +1,9 @@
 /* event.c: which events a buffer's next reader or writer waits for, and errors of queued work.
  *
  * Invariant: a buffer's events are written by the controller as it pushes, so what an item must
- * wait for is known at the push. Items of one queue run in order, so a queue waits only for other
- * queues. An error of queued work is kept until the controller raises it; raising moves the poison
- * epoch, which makes every buffer clean at once.
+ * wait for is known at the push. Items of one queue run in order, so a queue waits only for
+ * other queues. An error of queued work is kept until the controller raises it; raising moves
+ * the poison epoch, which makes every buffer clean at once.
  * To add to it: a rule of ordering between items belongs here, not at the pushes.
  */
 #include <pthread.h>
@@ -100,7 +100,9 @@ void orr_work_error(orr_status status, const char *message) {
   pthread_mutex_unlock(&mutex);
 }
 
-bool orr_work_error_pending(void) { return atomic_load_explicit(&pending, memory_order_acquire); }
+bool orr_work_error_pending(void) {
+  return atomic_load_explicit(&pending, memory_order_acquire);
+}
 
 unsigned orr_poison_epoch(void) { return atomic_load_explicit(&epoch, memory_order_relaxed); }
 

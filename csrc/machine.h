@@ -4,9 +4,10 @@
  * worker, or the controller in the inline and shuffle engines), and `pushed` and `done` are all
  * they exchange. Items are numbered from 1; event `seq` is complete when done >= seq.
  *
- * Sleeping. A sleeper writes down what it waits for, raises its bit in `asleep`, looks once more
- * at everything it waits for, and sleeps. Whoever changes something changes it first and reads
- * `asleep` after. Both orders are sequentially consistent, so one of the two sees the other.
+ * Sleeping. A sleeper writes down what it waits for, raises its bit in `asleep`, looks once
+ * more at everything it waits for, and sleeps. Whoever changes something changes it first and
+ * reads `asleep` after. Both orders are sequentially consistent, so one of the two sees the
+ * other.
  *
  * To add an engine: a row in orr_engine_kind, its name in device.c, its step in engine.c.
  */
@@ -22,9 +23,9 @@
 #define ORR_CACHE_LINE 64
 
 typedef enum orr_engine_kind {
-  ORR_ENGINE_THREAD,  /* a worker thread a device */
-  ORR_ENGINE_INLINE,  /* the controller runs what can run at every push */
-  ORR_ENGINE_SHUFFLE  /* the controller runs queued items late, in seeded random order */
+  ORR_ENGINE_THREAD, /* a worker thread a device */
+  ORR_ENGINE_INLINE, /* the controller runs what can run at every push */
+  ORR_ENGINE_SHUFFLE /* the controller runs queued items late, in seeded random order */
 } orr_engine_kind;
 
 /* Items of a queue, in order; a queue is a chain of these. */
@@ -35,8 +36,8 @@ typedef struct orr_chunk {
 
 /* Somebody who can sleep. */
 typedef struct orr_sleeper {
-  atomic_int word;   /* 1: asleep */
-  atomic_bool on_ready; /* a head waits for its ready() */
+  atomic_int word;                         /* 1: asleep */
+  atomic_bool on_ready;                    /* a head waits for its ready() */
   _Atomic(struct orr_queue *) on_queue[2]; /* what it waits for; NULL: nothing of this kind */
   atomic_ullong on_seq[2];
   pthread_mutex_t mutex;
@@ -45,9 +46,9 @@ typedef struct orr_sleeper {
 
 typedef struct orr_worker {
   orr_sleeper sleeper;
-  int index;         /* bit of `asleep` */
+  int index; /* bit of `asleep` */
   orr_device *device;
-  bool started;      /* controller */
+  bool started; /* controller */
   atomic_bool stop;
   pthread_t thread;
 } orr_worker;
@@ -64,16 +65,16 @@ typedef struct orr_queue {
   /* the runner's side */
   _Alignas(ORR_CACHE_LINE) atomic_ullong done;
   orr_chunk *head;
-  int deps_met;      /* of the head item */
-  bool head_used;    /* every item of the head chunk has run */
+  int deps_met;   /* of the head item */
+  bool head_used; /* every item of the head chunk has run */
 } orr_queue;
 
 extern struct orr_engine {
   orr_engine_kind kind;
   int n_devices, n_queues, n_started;
   /* inline, shuffle */
-  bool running;      /* an item is being run */
-  int64_t pending;   /* items not run */
+  bool running;    /* an item is being run */
+  int64_t pending; /* items not run */
   uint64_t random;
   orr_queue *queue[2 * ORR_MAX_CPU_DEVICES];
 } orr_engine;
@@ -81,15 +82,15 @@ extern struct orr_engine {
 /* queue.c */
 orr_status orr_queue_new(orr_device *d, const char *label, orr_worker *worker, orr_queue **out);
 void orr_queue_free(orr_queue *take_q);
-bool orr_queue_step(orr_queue *q);    /* runner: runs the head item if it can start */
+bool orr_queue_step(orr_queue *q); /* runner: runs the head item if it can start */
 bool orr_queue_is_empty(const orr_queue *q);
 /* Runner; q not empty: the event its head waits for; false where that is its ready(). */
 bool orr_queue_blocker(orr_queue *q, orr_event *out);
 
 /* worker.c: the thread engine */
 orr_status orr_worker_new(orr_device *d, int index, orr_worker **out);
-void orr_worker_stop(orr_worker *w); /* joins; what is queued stays undone */
-void orr_worker_free(orr_worker *take_w); /* stopped, as are all others */
+void orr_worker_stop(orr_worker *w);        /* joins; what is queued stays undone */
+void orr_worker_free(orr_worker *take_w);   /* stopped, as are all others */
 orr_status orr_worker_start(orr_worker *w); /* at the first push */
 void orr_worker_wake(orr_worker *w);
 void orr_wake_for(const orr_queue *q, uint64_t seq); /* item seq of q is complete */

@@ -1,8 +1,8 @@
 /* queue.c: a queue of items: pushed by the controller, run in order by one thread.
  *
- * Invariant: a queue is a chain of chunks of ORR_CHUNK_ITEMS. Item seq stands in slot
- * (seq - 1) % ORR_CHUNK_ITEMS; the controller writes slot and link before it moves `pushed`, the
- * runner reads them after it saw `pushed` move. So no lock is taken, and an item has one home.
+ * Invariant: a queue is a chain of chunks of ORR_CHUNK_ITEMS. Item seq stands in slot (seq - 1)
+ * % ORR_CHUNK_ITEMS; the controller writes slot and link before it moves `pushed`, the runner
+ * reads them after it saw `pushed` move. So no lock is taken, and an item has one home.
  * To add to it: what decides whether an item may start belongs in `startable`; how idle threads
  * wait is in worker.c, orders other than the threads' in engine.c.
  */
@@ -18,7 +18,8 @@ static orr_chunk *chunk_new(void) {
   return c;
 }
 
-orr_status orr_queue_new(orr_device *d, const char *label, orr_worker *worker, orr_queue **out) {
+orr_status orr_queue_new(orr_device *d, const char *label, orr_worker *worker,
+                         orr_queue **out) {
   void *memory = NULL;
   orr_chunk *chunk = chunk_new();
   if (!chunk || posix_memalign(&memory, ORR_CACHE_LINE, sizeof(orr_queue))) {
@@ -31,8 +32,8 @@ orr_status orr_queue_new(orr_device *d, const char *label, orr_worker *worker, o
   return ORR_OK;
 }
 
-/* The struct itself is kept, all its events complete: a buffer that outlives the queue may still
- * name it. */
+/* The struct itself is kept, all its events complete: a buffer that outlives the queue may
+ * still name it. */
 void orr_queue_free(orr_queue *take_q) {
   static orr_queue *retired;
   if (!take_q) return;
@@ -53,8 +54,10 @@ static orr_item *next_slot(orr_queue *q, uint64_t pushed) {
   size_t slot = pushed % ORR_CHUNK_ITEMS;
   if (slot == 0 && pushed > 0) {
     orr_chunk *c = atomic_exchange(&q->spare, NULL);
-    if (c) atomic_store_explicit(&c->next, NULL, memory_order_relaxed);
-    else c = chunk_new();
+    if (c)
+      atomic_store_explicit(&c->next, NULL, memory_order_relaxed);
+    else
+      c = chunk_new();
     if (!c) return NULL;
     atomic_store_explicit(&q->tail->next, c, memory_order_release);
     q->tail = c;
@@ -68,7 +71,8 @@ orr_status orr_queue_push(orr_queue *q, const orr_item *item, orr_event *done) {
     ORR_TRY(orr_worker_start(q->worker));
   }
   orr_item *slot = next_slot(q, pushed);
-  if (!slot) return orr_fail(ORR_EMEM, "out of host memory for the queue of %s", q->device->name);
+  if (!slot)
+    return orr_fail(ORR_EMEM, "out of host memory for the queue of %s", q->device->name);
   *slot = *item;
   atomic_store(&q->pushed, pushed + 1);
   *done = (orr_event){q, pushed + 1};
@@ -129,7 +133,9 @@ bool orr_queue_step(orr_queue *q) {
   q->deps_met = 0;
   q->head_used = (done + 1) % ORR_CHUNK_ITEMS == 0;
   atomic_store(&q->done, done + 1);
-  if (orr_engine.kind == ORR_ENGINE_THREAD) orr_wake_for(q, done + 1);
-  else orr_engine.pending--;
+  if (orr_engine.kind == ORR_ENGINE_THREAD)
+    orr_wake_for(q, done + 1);
+  else
+    orr_engine.pending--;
   return true;
 }

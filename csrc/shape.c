@@ -1,7 +1,7 @@
 /* shape.c: shapes and strides, as pure functions.
  *
- * Invariant: dimensions count from 0 here and from 1 in every message. A shape with a 0 in it is
- * an ordinary shape of no elements. Strides count elements.
+ * Invariant: dimensions count from 0 here and from 1 in every message. A shape with a 0 in it
+ * is an ordinary shape of no elements. Strides count elements.
  * To add to it: a pure function over (ndim, shape, stride).
  */
 #include <inttypes.h>
@@ -56,9 +56,10 @@ orr_status orr_broadcast(const char *op, const orr_meta *a, const orr_meta *b, o
     int64_t na = da < 0 ? 1 : a->shape[da], nb = db < 0 ? 1 : b->shape[db];
     if (na != nb && na != 1 && nb != 1) {
       char ta[200], tb[200];
-      return orr_fail(ORR_EARG, "%s: shapes %s and %s do not broadcast: counted from the last, "
-                      "dimension %d is %" PRId64 " in one and %" PRId64 " in the other", op,
-                      orr_shape_text(a->ndim, a->shape, ta, sizeof ta),
+      return orr_fail(ORR_EARG,
+                      "%s: shapes %s and %s do not broadcast: counted from the last, "
+                      "dimension %d is %" PRId64 " in one and %" PRId64 " in the other",
+                      op, orr_shape_text(a->ndim, a->shape, ta, sizeof ta),
                       orr_shape_text(b->ndim, b->shape, tb, sizeof tb), r.ndim - d, na, nb);
     }
     r.shape[d] = na == 1 ? nb : na;

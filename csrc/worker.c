@@ -1,8 +1,9 @@
 /* worker.c: the thread engine: one worker a device serves its two queues; how threads wait.
  *
- * Invariant: a worker runs the head of comm where it can start, else the head of compute; it never
- * waits inside an item. Idle threads spin briefly where every thread has a core, and give the core
- * away after that: what may wake them is written down in their orr_sleeper (machine.h).
+ * Invariant: a worker runs the head of comm where it can start, else the head of compute; it
+ * never waits inside an item. Idle threads spin briefly where every thread has a core, and give
+ * the core away after that: what may wake them is written down in their orr_sleeper
+ * (machine.h).
  * To add a reason to wait: a field in orr_sleeper, a note in `look`, its waker here.
  */
 #include <sched.h>
@@ -15,13 +16,13 @@
 #include "machine.h"
 
 enum {
-  PAUSE_NS = 1000,      /* spin with pauses for so long, */
-  SPIN_NS = 40000,      /* then offering the core to others, then sleep */
-  NAP_MS = 20,          /* the controller looks up from its sleep as often, for interrupts */
-  STUCK_NAPS = 100      /* and after so many naps in which nothing moved, says so */
+  PAUSE_NS = 1000, /* spin with pauses for so long, */
+  SPIN_NS = 40000, /* then offering the core to others, then sleep */
+  NAP_MS = 20,     /* the controller looks up from its sleep as often, for interrupts */
+  STUCK_NAPS = 100 /* and after so many naps in which nothing moved, says so */
 };
 
-static atomic_ullong asleep;      /* bit k: worker k sleeps, or is about to */
+static atomic_ullong asleep; /* bit k: worker k sleeps, or is about to */
 static atomic_bool controller_asleep;
 static orr_sleeper controller;
 
@@ -97,7 +98,8 @@ static notes look(orr_worker *w) {
   orr_queue *queue[2] = {w->device->comm, w->device->compute};
   notes n = {{{NULL, 0}, {NULL, 0}}, false};
   for (int k = 0; k < 2; k++) {
-    if (!orr_queue_is_empty(queue[k]) && !orr_queue_blocker(queue[k], &n.on[k])) n.on_ready = true;
+    if (!orr_queue_is_empty(queue[k]) && !orr_queue_blocker(queue[k], &n.on[k]))
+      n.on_ready = true;
   }
   return n;
 }
@@ -123,8 +125,8 @@ static void sleep_worker(orr_worker *w) {
   write_down(s, &before);
   atomic_store(&s->word, 1);
   atomic_fetch_or(&asleep, 1ull << w->index);
-  /* The look after the bit is up. Where it finds other reasons to wait, they must be written down
-   * first, in another round. */
+  /* The look after the bit is up. Where it finds other reasons to wait, they must be written
+   * down first, in another round. */
   bool moved = work(w) || atomic_load(&w->stop);
   if (!moved) {
     notes after = look(w);
