@@ -1,0 +1,121 @@
+-- The examples run as their first lines say, are short enough to copy, and fail in plain words.
+-- Invariant: each example runs in a process of its own, by the command that a user types.
+-- To add an example: a line in `short`, and an `it` that asserts what it prints.
+local root = os.getenv "ORRERY_ROOT" or "."
+local command = os.getenv "ORRERY_COMMAND" or root .. "/bin/orrery"
+
+-- Runs an example; gives what it printed (errors included) and its exit status.
+local function run(name, arguments)
+  local pipe = assert(io.popen(("'%s' '%s/examples/%s' %s 2>&1; echo status $?"):format(command, root, name,
+    arguments or "")))
+  local text = pipe:read "*a"
+  pipe:close()
+  local output, status = text:match "^(.*)status (%d+)\n$"
+  return output, tonumber(status)
+end
+
+local function assert_runs(name, arguments)
+  local output, status = run(name, arguments)
+  assert.equal(0, status, output)
+  return output
+end
+
+local short = { "digits.lua", "regression.lua", "custom_op.lua" }
+
+describe("every example", function()
+  it("is under 150 lines and begins with how to run it", function()
+    for _, name in ipairs(short) do
+      local count, text = 0, {}
+      for line in io.lines(root .. "/examples/" .. name) do
+        count = count + 1
+        text[count] = line
+      end
+      assert.is_true(count < 150, name .. ": " .. count .. " lines")
+      local head = table.concat(text, "\n", 1, 8)
+      assert.truthy(head:find("orrery examples/" .. name, 1, true), name)
+    end
+  end)
+end)
+
+describe("digits.lua", function()
+  -- The loss after a few steps, as printed.
+  local function loss_of(arguments)
+    local output = assert_runs("digits.lua", arguments)
+    assert.truthy(output:find "\ntest accuracy %d+%.%d %%\n$", output)
+    return tonumber(output:match "epoch  1  loss (%d+%.%d+)  test accuracy"), output
+  end
+
+  for _, net in ipairs { "mlp", "cnn" } do
+    it("trains the " .. net .. " to the same loss on one device and on two", function()
+      local options = ("--net %s --steps 6 --batch 61"):format(net)
+      local one, plain = loss_of(options)
+      local two, planned = loss_of(options .. ' --plan "data<0,1>"')
+      assert.near(one, two, 1e-4 * (one + 0.01) + 5e-5 + 5e-5) -- and the rounding of both
+      assert.is_nil(plain:find("of the work", 1, true))
+      local shares, samples = {}, 0
+      for count, share in planned:gmatch "trained on (%d+) samples, (%d+%.%d) %% of the work" do
+        shares[#shares + 1] = tonumber(share)
+        samples = samples + tonumber(count)
+      end
+      assert.equal(2, #shares)
+      assert.equal(6 * 61, samples)
+      assert.near(50, shares[1], 1)
+      assert.near(100, shares[1] + shares[2], 0.11)
+    end)
+  end
+
+  it("draws the curves", function()
+    local name = os.tmpname()
+    local path = name .. ".svg"
+    finally(function()
+      os.remove(name)
+      os.remove(path)
+    end)
+    local output = assert_runs("digits.lua", "--net mlp --steps 3 --plot " .. path)
+    assert.truthy(output:find("curves in " .. path, 1, true))
+    local file = assert(io.open(path))
+    local svg = file:read "*a"
+    file:close()
+    assert.truthy(svg:find("^<svg.*digits, mlp, cpu.*<polyline.*</svg>\n$"))
+  end)
+
+  it("learns", function()
+    local output = assert_runs("digits.lua", '--net mlp --epochs 3 --plan "data<0,1>"')
+    assert.is_true(tonumber(output:match "test accuracy (%d+%.%d) %%\n$") > 85, output)
+  end)
+
+  it("says what is wrong with its arguments", function()
+    local output, status = run("digits.lua", "--colour blue")
+    assert.equal(2, status)
+    assert.truthy(output:find("usage: digits.lua", 1, true))
+    for arguments, words in pairs {
+      ["--epochs many"] = "--epochs needs a number", ["--net rnn"] = "--net is cnn or mlp",
+      ['--plan "data<0,0>"'] = "data<0,0>", ['--plan "data<0"'] = "data<0",
+      ["--steps 1 --plot x.pdf"] = ".svg or .png",
+    } do
+      output, status = run("digits.lua", arguments)
+      assert.equal(1, status, arguments)
+      assert.truthy(output:find(words, 1, true), arguments .. ": " .. output)
+      assert.truthy(output:find("digits.lua:%d+:"), arguments .. ": " .. output)
+    end
+  end)
+end)
+
+describe("regression.lua", function()
+  it("comes close to the curve", function()
+    local output = assert_runs("regression.lua")
+    local distance = tonumber(output:match "largest distance from sin%(3 x%): (%d+%.%d+)\n$")
+    assert.is_true(distance < 0.15, output)
+    assert.truthy(assert_runs("regression.lua", "--steps 3"):find("step    3  loss %d+%.%d+\n"))
+  end)
+end)
+
+describe("custom_op.lua", function()
+  it("checks its gradients and learns through them", function()
+    local output = assert_runs("custom_op.lua")
+    assert.truthy(output:find("swish: the gradients of x and beta are right", 1, true))
+    local right = tonumber(output:match "step  300  loss %d+%.%d+  right (%d+%.%d) %%")
+    assert.is_true(right > 85, output)
+    assert.truthy(assert_runs("custom_op.lua", "--steps 2"):find("step    2  loss", 1, true))
+  end)
+end)
