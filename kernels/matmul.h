@@ -1,0 +1,16 @@
+/* matmul.h: the library's own matrix product: the reference, the f64 product, and small f32
+ * ones.
+ *
+ * Invariant: any strides; the output overlaps neither input. f16 and bf16 are summed in f32 and
+ * rounded once; integers are summed in 64 bits.
+ */
+#ifndef ORR_MATMUL_H
+#define ORR_MATMUL_H
+
+#include "kernel.h"
+
+/* c (m, n) = a (m, k) b (k, n), or with a batch dimension before in all three (stride 0
+ * repeats); added to c where `accumulate`. One dtype. */
+void orr_k_matmul(const orr_view *a, const orr_view *b, orr_view *c, bool accumulate);
+
+#endif
