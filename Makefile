@@ -18,6 +18,9 @@ PUC_SKIP ?=
 SAN_SPEC ?= *
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
+# How many compilers `make demo` and `make test` run at once, where -j does not say.
+JOBS     ?= $(shell nproc 2>/dev/null || echo 1)
+SUBMAKE   = $(MAKE) -s --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
 # ---- the interpreter --------------------------------------------------------------------------
 LUA_NAME := $(notdir $(LUA))
@@ -95,17 +98,19 @@ libs: $(BUILD)/liborrery.so $(LOBJ)/liborrery.a
 examples: $(EXAMPLES)
 
 # ---- compiling --------------------------------------------------------------------------------
-# A stamp holds the command line, so that other flags rebuild and equal ones do not.
+# A stamp holds the command line, so that other flags rebuild and equal ones do not; the compiler
+# stands there as the file it is, since cc and gcc are mostly one.
+CC_FILE := $(shell readlink -f "$$(command -v $(firstword $(CC)))") $(wordlist 2,9,$(CC))
 $(OBJ)/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CC) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' | cmp -s - $@ || \
-	  echo '$(CC) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' > $@
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' > $@
 $(LOBJ)/flags: FORCE
 	@mkdir -p $(@D)
 	@test -f '$(LUA_INCDIR)/lua.h' || { \
 	  echo "no lua.h for $(LUA_NAME): run 'make deps', or give LUA_INCDIR=/path/of/headers" >&2; exit 1; }
-	@echo '$(CC) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' | cmp -s - $@ || \
-	  echo '$(CC) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' > $@
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' > $@
 
 $(OBJ)/kernels/%.o: kernels/%.c $(OBJ)/flags
 	@mkdir -p $(@D)
@@ -183,17 +188,17 @@ deps:
 	@sh tools/deps.sh all
 demo:
 	@sh tools/deps.sh --check demo
-	@+$(MAKE) -s --no-print-directory all
+	@+$(SUBMAKE) all
 	@$(COMMAND) examples/digits.lua --plan "data<0,1>" --net cnn
 test:
 	@sh tools/deps.sh --check test
-	@+$(MAKE) -s --no-print-directory core libs examples
+	@+$(SUBMAKE) core libs examples
 	@+test -x $(COMMAND) || $(MAKE) -s --no-print-directory $(COMMAND)
 	@COMMAND='$(abspath $(COMMAND))' BUILD='$(BUILD)' PUC_SKIP='$(if $(filter luajit%,$(LUA_NAME)),,$(PUC_SKIP))' \
 	  $(LUA) tools/test.lua '$(LUA)' '$(SPEC)'
 lint:
 	@sh tools/deps.sh --check lint
-	@+$(MAKE) -s --no-print-directory core
+	@+$(SUBMAKE) core || true
 	@BUILD='$(BUILD)' LUA='$(LUA)' LUA_INCDIR='$(LUA_INCDIR)' DEFINES='$(DEFINES)' sh tools/lint.sh
 format:
 	@find csrc kernels examples -name '*.[ch]' | xargs clang-format -i

@@ -10,7 +10,7 @@
 
 static _Thread_local char message[2048] = "";
 
-orr_status orr_fail(orr_status status, const char *format, ...) {
+orr_status(orr_fail)(orr_status status, const char *format, ...) {
   va_list ap;
   va_start(ap, format);
   vsnprintf(message, sizeof message, format, ap);

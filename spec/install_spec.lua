@@ -46,8 +46,8 @@ describe("an install by luarocks", function()
   teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
 
   it("runs a script with the command and with plain Lua", function()
-    local output, good = shell(("cd '%s' && luarocks make --deps-mode=none --tree '%s/rock' orrery-scm-1.rockspec")
-      :format(root, folder))
+    local output, good = shell(("cd '%s' && luarocks make --deps-mode=none --tree '%s/rock' "
+      .. "orrery-scm-1.rockspec"):format(root, folder))
     assert.is_true(good, output)
     output, good = run_script(folder .. "/rock/bin", folder)
     assert.is_true(good, output)
@@ -67,8 +67,8 @@ describe("an install by make", function()
   teardown(function() os.execute("rm -rf '" .. folder .. "'") end)
 
   it("works, also after it was moved, and is under 15 MB", function()
-    local output, good = shell(("make -s --no-print-directory -C '%s' install LUA='%s' PREFIX='%s/a'"):format(root,
-      interpreter, folder))
+    local output, good = shell(("make -s --no-print-directory -C '%s' install LUA='%s' PREFIX='%s/a'")
+      :format(root, interpreter, folder))
     assert.is_true(good, output)
     assert.is_true(os.execute(("mv '%s/a' '%s/b'"):format(folder, folder)) ~= nil)
     output, good = run_script(folder .. "/b/bin", folder)

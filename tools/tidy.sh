@@ -10,6 +10,6 @@ if clang-tidy --quiet --warnings-as-errors='*' "$file" -- -std=gnu11 -D_GNU_SOUR
   -I. -Icsrc -Ikernels -I"${LUA_INCDIR:-/usr/include}" >"$log" 2>/dev/null; then
   touch "$STAMPS/$(echo "$file" | tr / _)"
 else
-  cat "$log"
+  grep -A 2 'error:' "$log" || cat "$log"
   exit 1
 fi
