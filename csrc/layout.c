@@ -1,11 +1,11 @@
 /* layout.c: meshes and layouts: which part of a tensor each device of a mesh holds.
  *
- * Invariant: meshes are interned and never freed, so that they compare by pointer. A layout is one
- * block, bounds included, and never changes once made; a layout that replicates on every axis is
- * always the one its mesh owns. Bounds are positions in the global dim, whole and ascending, so
- * that the shards of one axis tile the dim (or, nested, tile the outer shard).
- * To add a kind of placement: a row in orr_place_kind, its word in place_text and orr_place_parse,
- * its case in orr_place_equal.
+ * Invariant: meshes are interned and never freed, so that they compare by pointer. A layout is
+ * one block, bounds included, and never changes once made; a layout that replicates on every
+ * axis is always the one its mesh owns. Bounds are positions in the global dim, whole and
+ * ascending, so that the shards of one axis tile the dim (or, nested, tile the outer shard).
+ * To add a kind of placement: a row in orr_place_kind, its word in orr_layout_text and
+ * orr_place_parse, its case in orr_place_equal.
  */
 #include <ctype.h>
 #include <inttypes.h>
@@ -38,8 +38,8 @@ static const char *label(int device, bool in_plan, char *buf, size_t size) {
   return buf;
 }
 
-static bool mesh_is(const orr_mesh *m, int n_axes, const int *size, const char *const *name, int n,
-                    const int *device) {
+static bool mesh_is(const orr_mesh *m, int n_axes, const int *size, const char *const *name,
+                    int n, const int *device) {
   if (m->n_axes != n_axes || m->n != n) return false;
   for (int a = 0; a < n_axes; a++) {
     if (m->size[a] != size[a] || strcmp(m->name[a], name[a]) != 0) return false;
@@ -86,7 +86,7 @@ orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, co
   }
   for (int a = 0; a < n_axes; a++) text += strlen(name[a]) + 1;
   mesh_head *head =
-    calloc(1, sizeof *head + sizeof(orr_mesh) + (size_t)n * sizeof *device + text);
+      calloc(1, sizeof *head + sizeof(orr_mesh) + (size_t)n * sizeof *device + text);
   if (!head) return orr_fail(ORR_EMEM, "out of host memory for a mesh");
   orr_mesh *m = mesh_of(head);
   m->n_axes = n_axes;
@@ -149,14 +149,16 @@ static orr_status fill_row(int64_t lo, int64_t hi, int parts, const int64_t *giv
   bool good = given[0] == lo && given[parts] == hi;
   for (int k = 0; k < parts; k++) good = good && given[k] <= given[k + 1];
   if (!good) {
-    return orr_fail(ORR_EARG, "the bounds of shard(%d) must ascend from %" PRId64 " to %" PRId64,
-                    dim + 1, lo, hi);
+    return orr_fail(ORR_EARG,
+                    "the bounds of shard(%d) must ascend from %" PRId64 " to %" PRId64, dim + 1,
+                    lo, hi);
   }
   memcpy(row, given, (size_t)(parts + 1) * sizeof *row);
   return ORR_OK;
 }
 
-static orr_status fill_axis(orr_layout *l, int axis, const int64_t *given, const int64_t *shape) {
+static orr_status fill_axis(orr_layout *l, int axis, const int64_t *given,
+                            const int64_t *shape) {
   const orr_mesh *m = l->mesh;
   orr_place *p = &l->axis[axis];
   int rows = bounds_rows(m, l->axis, axis), parts = m->size[axis];
@@ -178,7 +180,8 @@ orr_status orr_layout_new(const orr_mesh *mesh, const orr_place *place, int ndim
     if (place[a].kind != ORR_REPLICATE) whole = false;
     if (place[a].kind != ORR_SHARD) continue;
     if (place[a].dim < 0 || place[a].dim >= ndim) {
-      return orr_fail(ORR_EARG, "shard(%d): the tensor has %d dimensions", place[a].dim + 1, ndim);
+      return orr_fail(ORR_EARG, "shard(%d): the tensor has %d dimensions", place[a].dim + 1,
+                      ndim);
     }
     n_bounds += (size_t)bounds_rows(mesh, place, a) * (size_t)(mesh->size[a] + 1);
   }
@@ -222,7 +225,9 @@ orr_layout *orr_layout_replicate(const orr_mesh *m) {
   return head->whole;
 }
 
-orr_layout *orr_layout_single(int device) { return orr_layout_replicate(orr_mesh_single(device)); }
+orr_layout *orr_layout_single(int device) {
+  return orr_layout_replicate(orr_mesh_single(device));
+}
 
 orr_layout *orr_layout_ref(orr_layout *layout) {
   if (layout) layout->rc++;
@@ -289,7 +294,7 @@ void orr_layout_local(const orr_layout *layout, int rank, int ndim, const int64_
     int64_t lo, hi;
     orr_layout_range(layout, rank, d, shape[d], &lo, &hi);
     local[d] = hi - lo;
-    origin[d] = lo;
+    if (origin) origin[d] = lo;
   }
 }
 
@@ -364,14 +369,15 @@ orr_status orr_place_parse(const char *text_in, int ndim, orr_place *out) {
   char word[24], *end;
   *out = (orr_place){.kind = ORR_REPLICATE};
   while (isspace((unsigned char)*text_in)) text_in++;
-  if (strncmp(text_in, "replicate", 9) == 0 && text_in[9 + strspn(text_in + 9, " \t")] == '\0') {
+  if (strncmp(text_in, "replicate", 9) == 0 &&
+      text_in[9 + strspn(text_in + 9, " \t")] == '\0') {
     return ORR_OK;
   }
   if (inside(text_in, "shard", word, sizeof word)) {
     long dim = strtol(word, &end, 10);
     if (*end == '\0' && (dim < -ndim || dim > ndim || dim == 0)) {
-      return orr_fail(ORR_EARG, "shard(%s): the tensor has %d dimension%s, counted from 1", word,
-                      ndim, ndim == 1 ? "" : "s");
+      return orr_fail(ORR_EARG, "shard(%s): the tensor has %d dimension%s, counted from 1",
+                      word, ndim, ndim == 1 ? "" : "s");
     }
     if (*end == '\0') {
       *out = (orr_place){.kind = ORR_SHARD, .dim = (int)(dim < 0 ? ndim + dim : dim - 1)};
@@ -381,10 +387,12 @@ orr_status orr_place_parse(const char *text_in, int ndim, orr_place *out) {
   if (inside(text_in, "partial", word, sizeof word)) {
     for (int k = 0; k < 3; k++) {
       if (strcmp(word, reduce_names[k]) != 0) continue;
-      *out = (orr_place){.kind = ORR_PARTIAL, .op = (orr_reduce_kind)k};
+      *out = (orr_place){.kind = ORR_PARTIAL, .op = (orr_partial_kind)k};
       return ORR_OK;
     }
   }
-  return orr_fail(ORR_EARG, "placement '%.60s' is none of replicate, shard(dimension), "
-                  "partial(sum), partial(max), partial(min)", text_in);
+  return orr_fail(ORR_EARG,
+                  "placement '%.60s' is none of replicate, shard(dimension), "
+                  "partial(sum), partial(max), partial(min)",
+                  text_in);
 }

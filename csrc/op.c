@@ -21,6 +21,7 @@ static const orr_op *const *const families[] = {
     orr_ops_unary, orr_ops_binary, orr_ops_copy,  orr_ops_create, orr_ops_shape,
     orr_ops_reduce, orr_ops_matmul, orr_ops_softmax, orr_ops_index, orr_ops_conv,
     orr_ops_pool,  orr_ops_norm,   orr_ops_loss,  orr_ops_optim,  orr_ops_random,
+    orr_ops_moments, orr_ops_scan, orr_ops_sort,  orr_ops_move,
 };
 
 int orr_op_count(void) {
@@ -42,6 +43,15 @@ const orr_op *orr_op_find(const char *name) {
     const orr_op *op = orr_op_at(k);
     if (!op || strcmp(op->name, name) == 0) return op;
   }
+}
+
+char *orr_mesh_text(const orr_mesh *mesh, char *buf, size_t size) {
+  size_t used = 0;
+  buf[0] = 0;
+  for (int k = 0; k < mesh->n && used + 1 < size; k++)
+    used += (size_t)snprintf(buf + used, size - used, "%s%s", k ? "," : "",
+                             orr_device_at(mesh->device[k])->name);
+  return buf;
 }
 
 /* "op: message; got (2, 3) f32 on cpu, ..." */
@@ -85,6 +95,7 @@ static orr_status find_mesh(const orr_call *c, const orr_mesh **out) {
     mesh = m;
   }
   if (!mesh) mesh = host;
+  *out = mesh;
   for (int k = 0; k < c->n_in && mesh != host; k++) {
     if (!c->in[k] || c->in[k]->layout->mesh != host || !c->in[k]->requires_grad) continue;
     char a[128];
@@ -93,7 +104,6 @@ static orr_status find_mesh(const orr_call *c, const orr_mesh **out) {
                     "plan, or move it with x:to(device)",
                     orr_mesh_text(mesh, a, sizeof a));
   }
-  *out = mesh;
   return ORR_OK;
 }
 

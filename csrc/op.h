@@ -12,7 +12,8 @@ extern const orr_op *const orr_ops_unary[], *const orr_ops_binary[], *const orr_
     *const orr_ops_create[], *const orr_ops_shape[], *const orr_ops_reduce[],
     *const orr_ops_matmul[], *const orr_ops_softmax[], *const orr_ops_index[],
     *const orr_ops_conv[], *const orr_ops_pool[], *const orr_ops_norm[], *const orr_ops_loss[],
-    *const orr_ops_optim[], *const orr_ops_random[];
+    *const orr_ops_optim[], *const orr_ops_random[], *const orr_ops_moments[],
+    *const orr_ops_scan[], *const orr_ops_sort[], *const orr_ops_move[];
 
 /* op_dims.c: infer and label for ops whose shapes are their `dims`. */
 orr_status orr_infer_dims(orr_call *c);
@@ -34,10 +35,10 @@ orr_status orr_need_float(const orr_call *c, int k);
 orr_status orr_need_index(const orr_call *c, int k); /* i64 or i32 */
 
 /* Ops that formulas of other families use. */
-extern const orr_op orr_op_add, orr_op_sub, orr_op_mul, orr_op_div, orr_op_add_scalar,
-    orr_op_mul_scalar, orr_op_sum_dims, orr_op_reshape, orr_op_view, orr_op_expand, orr_op_transpose,
-    orr_op_permute, orr_op_matmul, orr_op_where, orr_op_fill, orr_op_narrow, orr_op_copy_,
-    orr_op_unsqueeze, orr_op_squeeze, orr_op_pow_scalar, orr_op_clone, orr_op_full;
+extern const orr_op orr_op_sum_dims, orr_op_reshape, orr_op_view, orr_op_expand,
+    orr_op_transpose, orr_op_permute, orr_op_matmul, orr_op_where, orr_op_narrow, orr_op_copy_,
+    orr_op_unsqueeze, orr_op_squeeze /* squeeze_dim */, orr_op_clone, orr_op_full, orr_op_cat, orr_op_narrow_grad,
+    orr_op_flatten, orr_op_squeeze_all, orr_op_pack, orr_op_arange, orr_op_eye;
 const orr_op *orr_op_unary(int code);        /* ORR_UN_... */
 const orr_op *orr_op_binary(int code);       /* ORR_BIN_... */
 

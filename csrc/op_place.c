@@ -25,7 +25,7 @@ typedef struct chooser {
 
 static const orr_place replicate = {.kind = ORR_REPLICATE};
 
-static orr_place partial(orr_reduce_kind op) {
+static orr_place partial(orr_partial_kind op) {
   return (orr_place){.kind = ORR_PARTIAL, .op = op};
 }
 

@@ -78,20 +78,35 @@ void orr_anomaly(bool on) { anomaly = on; }
 
 bool orr_anomaly_watching(void) { return anomaly; }
 
+/* The position of the first NaN of t, or -1; t is gathered and cast to f64. */
+static orr_status first_nan(orr_tensor *t, int64_t *at) {
+  orr_tensor *full, *wide;
+  orr_view v;
+  ORR_TRY(orr_tensor_full(t, &full));
+  orr_status status = orr_cast(full, ORR_F64, &wide);
+  orr_tensor_free(full);
+  if (status) return status;
+  orr_tensor_view(wide, 0, &v);
+  const double *x = v.data;
+  int64_t n = orr_tensor_numel(wide);
+  *at = 0;
+  while (*at < n && !isnan(x[*at])) ++*at;
+  if (*at == n) *at = -1;
+  orr_tensor_free(wide);
+  return ORR_OK;
+}
+
 orr_status orr_anomaly_check(const orr_call *c) {
   for (int k = 0; k < c->n_out; k++) {
-    orr_tensor *full;
+    int64_t at;
     if (!orr_dtype_is_float(c->out[k]->meta.dtype)) continue;
     if (orr_tensor_device(c->out[k], 0)->kind == ORR_DEVICE_META) continue;
-    bool on = anomaly;
     anomaly = false; /* the gather must not check itself */
-    orr_status status = orr_tensor_full(c->out[k], &full);
-    anomaly = on;
+    bool was = orr_set_grad_mode(false);
+    orr_status status = first_nan(c->out[k], &at);
+    orr_set_grad_mode(was);
+    anomaly = true;
     if (status) return status;
-    orr_view v;
-    orr_tensor_view(full, 0, &v);
-    int64_t at = orr_first_nan(&v);
-    orr_tensor_free(full);
     if (at < 0) continue;
     const char *scope = orr_scope_hook ? orr_scope_hook() : "";
     return orr_fail(ORR_EARG, "anomaly: element %lld of its result is NaN%s%s",

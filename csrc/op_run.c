@@ -44,7 +44,8 @@ static void fill_header(const orr_call *c, orr_work *w) {
 }
 
 static void fill_origin(const orr_call *c, orr_work *w) {
-  const orr_tensor *t = c->n_out ? c->out[0] : c->in[0];
+  bool of_input = !c->n_out || c->op->flags & ORR_OP_ORIGIN_IN;
+  const orr_tensor *t = of_input ? c->in[0] : c->out[0];
   int64_t local[ORR_MAX_DIM];
   for (int r = 0; r < w->n_shards; r++) {
     memset(w->origin[r], 0, sizeof w->origin[r]);
@@ -150,7 +151,7 @@ static int deps_max(const orr_call *c, int shard) {
 
 static orr_status work_new(const orr_call *c, int n_shards, int n_deps, orr_work **out,
                            orr_event **deps) {
-  size_t n = (size_t)(views_of(c) * n_shards), shards = (size_t)n_shards;
+  size_t n = (size_t)views_of(c) * (size_t)n_shards, shards = (size_t)n_shards;
   orr_work *w = malloc(sizeof *w + n * sizeof *w->view + shards * sizeof *w->origin +
                        (size_t)n_deps * sizeof **deps + n * sizeof *w->buffer);
   if (!w) return orr_fail(ORR_EMEM, "out of host memory for a call record");

@@ -269,9 +269,13 @@ typedef struct orr_tensor {
   int out_index;
   struct orr_tensor *grad;
   uint64_t serial;       /* order of creation, of leaves that require grad */
-  struct orr_reducer *reducer; /* bucket.c: who reduces its gradient; NULL: nobody */
+  struct orr_reducer *reducer; /* reducer.c: who reduces its gradient; NULL: nobody */
   int hooks;             /* the binding's reference to gradient hooks; 0: none */
 } orr_tensor;
+
+/* How a tensor gives back its node and its hooks: set by tape.c and the binding. */
+extern void (*orr_node_release)(struct orr_node *node);
+extern void (*orr_hook_release)(int hooks);
 
 /* A new tensor with memory: row-major shards (like == NULL) or the stride order of `like`. */
 orr_status orr_tensor_new(const orr_meta *meta, orr_layout *layout, const orr_tensor *like,
@@ -283,6 +287,10 @@ orr_status orr_tensor_alias_as(const orr_tensor *t, const orr_meta *meta, orr_la
                                orr_tensor **out);
 /* Shard `rank` as a single-device tensor that shares its memory. */
 orr_status orr_tensor_shard(const orr_tensor *t, int rank, orr_tensor **out);
+/* One tensor made of single-device parts, part[r] on the layout's device r. The parts
+ * must share their memory with nobody; it moves, and they are left without. */
+orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor *const *part,
+                           orr_tensor **out);
 /* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
 /* Sets requires_grad; gives the tensor its creation serial the first time. */
@@ -302,7 +310,7 @@ orr_status orr_tensor_from_host(const orr_meta *meta, const void *data, orr_tens
 /* The global value on `cpu`, contiguous; waits for nothing but what it needs. */
 orr_status orr_tensor_full(orr_tensor *t, orr_tensor **out);
 
-/* ==== L2: redistribute.c, comm.c, bucket.c ================================================= */
+/* ==== L2: redistribute.c, comm.c, comm_run.c, comm_bucket.c; L4: reducer.c =================== */
 
 /* The same global value under another layout. Any pair on one mesh; a single device (or host)
  * tensor to any layout is a scatter, any layout to a single device is a gather. Shares memory
@@ -336,8 +344,8 @@ int orr_trace_stop(const orr_trace_row **rows); /* borrowed until the next start
 void orr_trace_add(orr_collective_kind kind, const char *axis, int64_t bytes);
 const char *orr_collective_name(orr_collective_kind kind);
 
-/* bucket.c: gradients of the parameters of one placed module, reduced over the axes on which they
- * come out Partial, in buckets, while backward goes on. */
+/* comm_bucket.c, reducer.c: gradients of the parameters of one placed module, reduced over the axes
+ * on which they come out Partial, in buckets, while backward goes on. */
 typedef struct orr_reducer orr_reducer;
 orr_status orr_reducer_new(int64_t bucket_bytes, orr_reducer **out);
 orr_reducer *orr_reducer_ref(orr_reducer *r);
@@ -346,6 +354,8 @@ void orr_reducer_free(orr_reducer *take_r);
  * orr_reducers_flush, which tape.c calls at the end of every backward. */
 orr_status orr_reducer_add(orr_reducer *r, orr_tensor *p, orr_tensor *grad);
 orr_status orr_reducers_flush(void);
+/* Instead of it, where backward has failed: what it brought is forgotten. */
+void orr_reducers_drop(void);
 /* orrery.accumulate: between hold(true) and hold(false) partial gradients are added unreduced;
  * hold(false) reduces them once. */
 orr_status orr_reducers_hold(bool hold);
@@ -428,7 +438,8 @@ enum orr_op_flags {
   ORR_OP_ORIGIN = 64,     /* run reads work->origin */
   ORR_OP_FUSED_GRAD = 128, /* .grad raises when create_graph is asked */
   ORR_OP_LIKE_IN = 256,   /* outputs take the stride order of in[0] (channels-last is kept) */
-  ORR_OP_MULTILINEAR = 512 /* Partial in one input, replicate in the others: Partial out */
+  ORR_OP_MULTILINEAR = 512, /* Partial in one input, replicate in the others: Partial out */
+  ORR_OP_ORIGIN_IN = 1024 /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
 };
 
 /* Bits of .save: what the gradient will ask for. */
@@ -439,9 +450,11 @@ typedef struct orr_op {
   const char *name;
   /* Lua arguments, a word each: t tensor, t? optional tensor, T list of tensors (last), ts tensor
    * or number (a number goes to f[0] and selects .scalar), i integer, f number, b boolean,
-   * d dimension (from 1, negative from the end; stored from 0), L list of integers; each may end
+   * d dimension (from 1, negative from the end; stored from 0), e the same with one more
+   * (unsqueeze), L list of integers, D list of dims, r reduction of a loss ("none", "mean" or
+   * "sum", as the integer 0, 1 or 2); each may end
    * in =default ("d=1", "f=1e-5", "b=false", "d=nil" gives i = ORR_NIL). Integers, booleans and
-   * dims go to args.i in order, numbers to args.f in order. L fills i with a count, then items. */
+   * dims go to args.i in order, numbers to args.f in order. L and D fill i with a count, then items. */
   const char *args;
   /* Einsum-like: a lower-case letter may be sharded, a capital stays whole, a letter missing from
    * an output is reduced with `partial`: "mk,kn->mn". NULL: `label` says, or all stays whole. */
@@ -528,6 +541,8 @@ struct orr_grad {
 /* Dispatches op within a formula; up to the first NULL-terminated inputs. */
 orr_tensor *orr_g(orr_grad *g, const orr_op *op, const orr_args *args, int n_in, ...);
 orr_tensor *orr_g_out(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n_in, ...);
+/* Puts an owned tensor into the formula's scope; returns it borrowed. */
+orr_tensor *orr_g_keep(orr_grad *g, orr_tensor *take_t);
 orr_tensor *orr_g_list(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n,
                        orr_tensor *const *in);
 orr_tensor *orr_g_add(orr_grad *g, orr_tensor *a, orr_tensor *b);
@@ -553,6 +568,12 @@ orr_status orr_tape_check_in_place(const orr_op *op, orr_tensor *const *in, int 
 /* Gradient hooks: a reference of the binding, 0 for none, released with the tensor or its node. */
 void orr_tape_set_hooks(orr_tensor *t, int hooks);
 int orr_tape_hooks(const orr_tensor *t);
+/* tape_hold.c: gradients that backward gives between begin and end are kept apart from what leaves
+ * had; end multiplies their sums by `scale` and adds them (scale 0: drops them). */
+orr_status orr_hold_begin(void);
+orr_status orr_hold_note(orr_tensor *leaf);
+orr_status orr_hold_end(double scale);
+
 /* A node whose gradient the binding computes (orrery.custom). */
 typedef struct orr_custom {
   orr_status (*backward)(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx);
@@ -569,6 +590,5 @@ orr_status orr_grad_of(orr_tensor *const *y, int n, orr_tensor *const *gy, orr_t
 void orr_node_free(struct orr_node *node);
 /* Runs hooks on gradient *g; replaces it when one returns another. Set by the binding. */
 extern orr_status (*orr_hook_run)(int hooks, orr_tensor **g);
-extern void (*orr_hook_release)(int hooks);
 
 #endif

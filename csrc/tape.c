@@ -15,7 +15,6 @@
 #include "op.h"
 
 orr_status (*orr_hook_run)(int hooks, orr_tensor **g) = NULL;
-void (*orr_hook_release)(int hooks) = NULL;
 
 static bool grad_mode = true;
 static uint64_t node_serials = 0;
@@ -36,6 +35,7 @@ static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out
       calloc(1, sizeof *node + n * (sizeof *node->edge + sizeof *node->x + sizeof *node->x_meta +
                                     sizeof *node->x_version + sizeof *node->needs));
   if (!node) return orr_fail(ORR_EMEM, "out of host memory for the tape");
+  orr_node_release = orr_node_free;
   node->rc = 1;
   node->serial = ++node_serials;
   node->op = op;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kernels/elementwise.h"
 #include "op.h"
 #include "tape.h"
 
@@ -68,7 +69,7 @@ static orr_status add_to(orr_tensor **sum, orr_tensor *take_g) {
     return ORR_OK;
   }
   orr_tensor *total;
-  orr_status status = orr_call2(&orr_op_add, *sum, take_g, NULL, &total);
+  orr_status status = orr_call2(orr_op_binary(ORR_BIN_add), *sum, take_g, NULL, &total);
   orr_tensor_free(take_g);
   if (status) return status;
   orr_tensor_free(*sum);
@@ -113,6 +114,7 @@ static orr_status capture(backward *b, const orr_tensor *leaf, const orr_node *n
 static orr_status deliver_leaf(backward *b, orr_tensor *leaf, orr_tensor *take_g) {
   orr_tensor *g = take_g;
   orr_status status = run_hooks(leaf->hooks, &g);
+  if (!status && !b->x) status = orr_hold_note(leaf);
   if (!status && b->x) status = capture(b, leaf, NULL, 0, g);
   else if (!status && leaf->reducer) status = orr_reducer_add(leaf->reducer, leaf, g);
   else if (!status) {
@@ -214,9 +216,10 @@ static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *cons
     orr_node_free(node);
   }
   free(b->heap);
-  orr_status flushed = orr_reducers_flush();
+  if (status) orr_reducers_drop();
+  else status = orr_reducers_flush();
   orr_set_grad_mode(was);
-  return status ? status : flushed;
+  return status;
 }
 
 orr_status orr_backward(orr_tensor *const *y, int n, orr_tensor *const *gy, bool retain,

@@ -9,10 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../kernels/elementwise.h"
 #include "op.h"
 #include "tape.h"
 
-static orr_tensor *keep(orr_grad *g, orr_tensor *take_t) {
+orr_tensor *orr_g_keep(orr_grad *g, orr_tensor *take_t) {
   if (g->n_scope == g->cap_scope) {
     int cap = 2 * g->cap_scope;
     orr_tensor **scope = malloc((size_t)cap * sizeof *scope);
@@ -38,7 +39,7 @@ static orr_tensor *call(orr_grad *g, const orr_op *op, const orr_args *args, int
   int n_out = op->n_out ? op->n_out : 1;
   for (int k = 0; k < n_out; k++)
     if (k != which) orr_tensor_free(out[k]);
-  return keep(g, out[which]);
+  return orr_g_keep(g, out[which]);
 }
 
 orr_tensor *orr_g_list(orr_grad *g, const orr_op *op, const orr_args *args, int which, int n,
@@ -68,29 +69,29 @@ orr_tensor *orr_g_out(orr_grad *g, const orr_op *op, const orr_args *args, int w
 }
 
 orr_tensor *orr_g_add(orr_grad *g, orr_tensor *a, orr_tensor *b) {
-  return orr_g(g, &orr_op_add, NULL, 2, a, b);
+  return orr_g(g, orr_op_binary(ORR_BIN_add), NULL, 2, a, b);
 }
 
 orr_tensor *orr_g_sub(orr_grad *g, orr_tensor *a, orr_tensor *b) {
-  return orr_g(g, &orr_op_sub, NULL, 2, a, b);
+  return orr_g(g, orr_op_binary(ORR_BIN_sub), NULL, 2, a, b);
 }
 
 orr_tensor *orr_g_mul(orr_grad *g, orr_tensor *a, orr_tensor *b) {
-  return orr_g(g, &orr_op_mul, NULL, 2, a, b);
+  return orr_g(g, orr_op_binary(ORR_BIN_mul), NULL, 2, a, b);
 }
 
 orr_tensor *orr_g_div(orr_grad *g, orr_tensor *a, orr_tensor *b) {
-  return orr_g(g, &orr_op_div, NULL, 2, a, b);
+  return orr_g(g, orr_op_binary(ORR_BIN_div), NULL, 2, a, b);
 }
 
 orr_tensor *orr_g_scale(orr_grad *g, orr_tensor *a, double s) {
   orr_args args = {.f = {s}};
-  return orr_g(g, &orr_op_mul_scalar, &args, 1, a);
+  return orr_g(g, orr_op_binary(ORR_BIN_mul)->scalar, &args, 1, a);
 }
 
 orr_tensor *orr_g_shift(orr_grad *g, orr_tensor *a, double s) {
   orr_args args = {.f = {s}};
-  return orr_g(g, &orr_op_add_scalar, &args, 1, a);
+  return orr_g(g, orr_op_binary(ORR_BIN_add)->scalar, &args, 1, a);
 }
 
 orr_tensor *orr_g_unary(orr_grad *g, int code, orr_tensor *a) {
@@ -132,7 +133,7 @@ orr_tensor *orr_g_zeros(orr_grad *g, const orr_meta *meta, const orr_tensor *lik
       mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]);
   if (g->status) return NULL;
   g->status = orr_create(&orr_op_full, meta, layout, &args, &out);
-  return g->status ? NULL : keep(g, out);
+  return g->status ? NULL : orr_g_keep(g, out);
 }
 
 orr_tensor *orr_g_cast(orr_grad *g, orr_tensor *a, orr_dtype dtype) {

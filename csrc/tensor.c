@@ -11,6 +11,9 @@
 #include "../kernels/copy.h"
 #include "orrery_int.h"
 
+void (*orr_node_release)(struct orr_node *node) = NULL;
+void (*orr_hook_release)(int hooks) = NULL;
+
 static uint64_t serials = 0;
 
 void orr_tensor_require_grad(orr_tensor *t, bool on) {
@@ -149,6 +152,40 @@ orr_status orr_tensor_shard(const orr_tensor *t, int rank, orr_tensor **out) {
   return ORR_OK;
 }
 
+orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor *const *part,
+                           orr_tensor **out) {
+  orr_tensor *t;
+  int64_t local[ORR_MAX_DIM];
+  ORR_TRY(header_new(meta, layout, &t));
+  t->storage = malloc(sizeof *t->storage + (size_t)t->n * sizeof t->storage->buffer[0]);
+  if (!t->storage) {
+    orr_tensor_free(t);
+    return orr_fail(ORR_EMEM, "out of host memory for a tensor's storage");
+  }
+  *t->storage = (orr_storage){.rc = 1};
+  for (int r = 0; r < t->n; r++) {
+    orr_layout_local(layout, r, meta->ndim, meta->shape, local, NULL);
+    bool fits = part[r]->n == 1 && part[r]->meta.ndim == meta->ndim &&
+                part[r]->meta.dtype == meta->dtype && part[r]->storage->rc == 1 &&
+                part[r]->layout->mesh->device[0] == layout->mesh->device[r] &&
+                memcmp(part[r]->meta.shape, local, (size_t)meta->ndim * sizeof local[0]) == 0;
+    if (!fits) {
+      char text[300];
+      orr_tensor_free(t);
+      return orr_fail(ORR_EARG, "part %d, %s, does not fit its place in the layout", r + 1,
+                      orr_tensor_text(part[r], text, sizeof text));
+    }
+    t->shard[r] = part[r]->shard[0];
+  }
+  for (int r = 0; r < t->n; r++) { /* the buffers move; the parts are left empty */
+    orr_storage *from = part[r]->storage;
+    t->storage->buffer[t->storage->n++] = from->buffer[part[r]->buffer0];
+    from->buffer[part[r]->buffer0] = NULL;
+  }
+  *out = t;
+  return ORR_OK;
+}
+
 orr_tensor *orr_tensor_ref(orr_tensor *t) {
   t->rc++;
   return t;
@@ -158,7 +195,7 @@ void orr_tensor_free(orr_tensor *take_t) {
   orr_tensor *t = take_t;
   if (!t || --t->rc) return;
   if (t->grad) orr_tensor_free(t->grad);
-  if (t->node) orr_node_free(t->node);
+  if (t->node) orr_node_release(t->node);
   if (t->hooks && orr_hook_release) orr_hook_release(t->hooks);
   if (t->reducer) orr_reducer_free(t->reducer);
   if (t->storage) storage_free(t->storage);

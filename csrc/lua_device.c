@@ -1,0 +1,190 @@
+/* lua_device.c: devices, their memory, waiting, threads; profile and anomaly mode.
+ *
+ * Invariant: what is reported is read from the engine when asked, never kept.
+ * To add a function: its row in `functions`.
+ */
+#include <string.h>
+
+#include "lua_core.h"
+
+static void set_number(lua_State *L, const char *key, double value) {
+  lua_pushnumber(L, value);
+  lua_setfield(L, -2, key);
+}
+
+static void set_string(lua_State *L, const char *key, const char *value) {
+  lua_pushstring(L, value);
+  lua_setfield(L, -2, key);
+}
+
+static int devices(lua_State *L) {
+  lua_newtable(L);
+  for (int k = 0; k < orr_device_visible(); k++) {
+    orr_device *d;
+    orr_lua_try(L, orr_device_visible_at(k, &d));
+    lua_newtable(L);
+    lua_pushinteger(L, d->id);
+    lua_setfield(L, -2, "id");
+    set_string(L, "name", d->name);
+    set_string(L, "kind", "cpu");
+    set_string(L, "model", d->model);
+    set_number(L, "total", (double)(d->limit ? (int64_t)d->limit : orr_host_memory(false)));
+    set_number(L, "free", (double)(d->limit ? (int64_t)(d->limit - d->live)
+                                            : orr_host_memory(true)));
+    lua_pushinteger(L, d->threads);
+    lua_setfield(L, -2, "threads");
+    lua_rawseti(L, -2, k + 1);
+  }
+  return 1;
+}
+
+static int synchronize(lua_State *L) {
+  orr_lua_try(L, orr_synchronize(orr_lua_device(L, 1)));
+  return 0;
+}
+
+static int memory(lua_State *L) {
+  const orr_device *one = orr_lua_device(L, 1);
+  double live = 0, peak = 0, cached = 0;
+  for (int k = 0; k < orr_device_count(); k++) {
+    const orr_device *d = orr_device_at(k);
+    if ((one && d != one) || (!one && d->kind == ORR_DEVICE_META)) continue;
+    live += (double)d->live;
+    peak += (double)d->peak;
+    cached += (double)d->cached;
+  }
+  lua_newtable(L);
+  set_number(L, "live", live);
+  set_number(L, "peak", peak);
+  set_number(L, "cached", cached);
+  return 1;
+}
+
+static int reset_peak(lua_State *L) {
+  orr_device *one = orr_lua_device(L, 1);
+  for (int k = 0; k < orr_device_count(); k++)
+    if (!one || orr_device_at(k) == one) orr_reset_peak(orr_device_at(k));
+  return 0;
+}
+
+static int empty_cache(lua_State *L) {
+  lua_gc(L, LUA_GCCOLLECT, 0);
+  lua_pushnumber(L, (lua_Number)orr_empty_cache(orr_lua_device(L, 1)));
+  return 1;
+}
+
+/* set_memory_limit(device, bytes): nil bytes: none. */
+static int set_memory_limit(lua_State *L) {
+  orr_device *d = orr_lua_device(L, 1);
+  double bytes = luaL_optnumber(L, 2, 0);
+  if (!d || bytes < 0) return orr_lua_error(L, "set_memory_limit(device, bytes)");
+  orr_set_memory_limit(d, (size_t)bytes);
+  return 0;
+}
+
+static int set_threads(lua_State *L) {
+  orr_lua_try(L, orr_set_threads((int)luaL_checkinteger(L, 1)));
+  return 0;
+}
+
+static int fail_allocation(lua_State *L) {
+  orr_alloc_fail_after((int64_t)luaL_checknumber(L, 1));
+  return 0;
+}
+
+static int anomaly(lua_State *L) {
+  orr_anomaly(lua_toboolean(L, 1));
+  return 0;
+}
+
+static int profile_start(lua_State *L) {
+  (void)L;
+  orr_profile_start();
+  return 0;
+}
+
+static int profile_stop(lua_State *L) {
+  const orr_profile_row *rows;
+  orr_status status = orr_synchronize(NULL);
+  int n = orr_profile_stop(&rows);
+  orr_lua_try(L, status);
+  lua_createtable(L, n, 0);
+  for (int k = 0; k < n; k++) {
+    lua_newtable(L);
+    set_string(L, "op", rows[k].name);
+    set_number(L, "calls", (double)rows[k].calls);
+    set_number(L, "time", rows[k].seconds);
+    set_number(L, "bytes", (double)rows[k].bytes);
+    lua_rawseti(L, -2, k + 1);
+  }
+  return 1;
+}
+
+/* ---- scopes: the names of the modules being called ---- */
+
+enum { MAX_DEPTH = 64, MAX_NAME = 48 };
+static char scope_name[MAX_DEPTH][MAX_NAME];
+static int depth = 0;
+static char joined[MAX_DEPTH * 8];
+
+static const char *scope(void) {
+  size_t used = 0;
+  joined[0] = 0;
+  for (int k = 0; k < depth && k < MAX_DEPTH && used + MAX_NAME + 2 < sizeof joined; k++) {
+    if (!scope_name[k][0]) continue;
+    if (used) joined[used++] = '.';
+    size_t n = strlen(scope_name[k]);
+    memcpy(joined + used, scope_name[k], n + 1);
+    used += n;
+  }
+  return joined;
+}
+
+static int push_scope(lua_State *L) {
+  if (depth < MAX_DEPTH) {
+    const char *name = luaL_optstring(L, 1, "");
+    strncpy(scope_name[depth], name, MAX_NAME - 1);
+    scope_name[depth][MAX_NAME - 1] = 0;
+  }
+  depth++;
+  return 0;
+}
+
+static int pop_scope(lua_State *L) {
+  (void)L;
+  if (depth > 0) depth--;
+  return 0;
+}
+
+static int reset_scope(lua_State *L) {
+  (void)L;
+  depth = 0;
+  return 0;
+}
+
+static int scopes_on(lua_State *L) {
+  lua_pushboolean(L, orr_anomaly_watching());
+  return 1;
+}
+
+int orr_lua_open_device(lua_State *L) {
+  static const luaL_Reg functions[] = {{"devices", devices},
+                                       {"synchronize", synchronize},
+                                       {"memory", memory},
+                                       {"reset_peak", reset_peak},
+                                       {"empty_cache", empty_cache},
+                                       {"set_memory_limit", set_memory_limit},
+                                       {"set_threads", set_threads},
+                                       {"fail_allocation", fail_allocation},
+                                       {"anomaly", anomaly},
+                                       {"profile_start", profile_start},
+                                       {"profile_stop", profile_stop},
+                                       {"push_scope", push_scope},
+                                       {"pop_scope", pop_scope},
+                                       {"reset_scope", reset_scope},
+                                       {"scopes_on", scopes_on},
+                                       {NULL, NULL}};
+  luaL_setfuncs(L, functions, 0);
+  orr_scope_hook = scope;
+  return 0;
+}

@@ -1,0 +1,122 @@
+-- The table of devices, waiting, the per-op profile, and accumulation of gradients.
+-- Invariant: what is reported comes from the core when it is asked.
+-- To add a column to the table of devices: `columns`.
+local core = require "orrery.core"
+local check = require "orrery.check"
+
+local functions = {}
+
+local function gigabytes(n) return string.format("%.1f GiB", n / 2 ^ 30) end
+
+local columns = {
+  { "id", function(d) return tostring(d.id) end },
+  { "name", function(d) return d.name end },
+  { "threads", function(d) return tostring(d.threads) end },
+  { "total", function(d) return gigabytes(d.total) end },
+  { "free", function(d) return gigabytes(d.free) end },
+  { "model", function(d) return d.model end },
+}
+
+-- Rows of texts as aligned columns.
+local function align(rows)
+  local width, lines = {}, {}
+  for _, row in ipairs(rows) do
+    for k, cell in ipairs(row) do width[k] = math.max(width[k] or 0, #cell) end
+  end
+  for i, row in ipairs(rows) do
+    local cells = {}
+    for k, cell in ipairs(row) do
+      cells[k] = k == #row and cell or cell .. (" "):rep(width[k] - #cell)
+    end
+    lines[i] = table.concat(cells, "  ")
+  end
+  return table.concat(lines, "\n")
+end
+
+local list_meta = {
+  __tostring = function(list)
+    local rows = { {} }
+    for k, column in ipairs(columns) do rows[1][k] = column[1] end
+    for i, d in ipairs(list) do
+      rows[i + 1] = {}
+      for k, column in ipairs(columns) do rows[i + 1][k] = column[2](d) end
+    end
+    return align(rows) .. "\n" .. (os.getenv "ORRERY_CPU_DEVICES"
+      and "ORRERY_CPU_DEVICES=" .. os.getenv "ORRERY_CPU_DEVICES"
+      or "ORRERY_CPU_DEVICES is not set: a CPU device a core, at least 2")
+      .. "; a bare number k in a plan is cpu:k"
+  end,
+}
+
+--- The visible devices in order; prints as a table.
+---@return {id: integer, name: string, kind: string, model: string, total: integer, free: integer}[]
+function functions.devices() return setmetatable(core.devices(), list_meta) end
+
+local profile_meta = {
+  __tostring = function(rows)
+    local lines = { { "op", "calls", "ms", "us/call", "MiB" } }
+    for _, r in ipairs(rows) do
+      lines[#lines + 1] = { r.op, string.format("%d", r.calls), string.format("%.3f", r.time * 1e3),
+        string.format("%.2f", r.time / math.max(r.calls, 1) * 1e6),
+        string.format("%.2f", r.bytes / 2 ^ 20) }
+    end
+    return align(lines)
+  end,
+}
+
+--- Runs f and gives a table of the ops that ran, the longest first: op, calls, time in seconds summed
+--- over devices, bytes read and written. Prints as a table.
+---@param f fun()
+---@return {op: string, calls: integer, time: number, bytes: integer}[]
+function functions.profile(f)
+  core.profile_start()
+  local ok, message = pcall(f)
+  local rows = core.profile_stop()
+  if not ok then error(message, 0) end
+  table.sort(rows, function(a, b)
+    if a.time ~= b.time then return a.time > b.time end
+    return a.op < b.op
+  end)
+  return setmetatable(rows, profile_meta)
+end
+
+--- Gradients of several batches as if they were one: f(batch) gives the sum of a batch's losses and
+--- how many elements it sums. Gradients are divided once by the count over all batches and devices,
+--- and reduced once (DESIGN, Semantics 3). Each batch's loss is differentiated here; do not call
+--- backward yourself.
+---@param batches any[]
+---@param f fun(batch: any): orrery.Tensor, number|orrery.Tensor
+---@return number loss the mean
+function functions.accumulate(batches, f)
+  local total, count = 0, 0
+  local losses = {}
+  core.hold_gradients(true)
+  local ok, message = pcall(function()
+    for k, batch in ipairs(batches) do
+      local loss, n = f(batch)
+      if not core.is_tensor(loss) or n == nil then
+        check.raise("accumulate: the function must return the sum of the losses and their count")
+      end
+      losses[k] = loss:detach()
+      loss:backward()
+      count = count + (core.is_tensor(n) and n:item() or n)
+    end
+  end)
+  local held, reason = pcall(core.hold_gradients, false, ok and count > 0 and 1 / count or 0)
+  if not ok then error(message, 0) end
+  if not held then error(reason, 0) end
+  for _, loss in ipairs(losses) do total = total + loss:item() end
+  return count > 0 and total / count or 0
+end
+
+--- Raises at the first op that gives a NaN, naming the op, the layer and the line; waits after every
+--- op, so it is slow.
+---@param on boolean
+function functions.anomaly(on) core.anomaly(on and true or false) end
+
+--- Adds all of this to `module`.
+local function install(module)
+  for name, f in pairs(functions) do module[name] = f end
+end
+
+return { install = install }
