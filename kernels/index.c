@@ -204,7 +204,7 @@ void orr_k_embedding_back(const orr_view *gw, const orr_view *idx, int64_t row0,
                           const orr_view *g, int64_t vocabulary) {
   int64_t n = orr_k_count(idx), len = gw->shape[1], gs = g->stride[g->ndim - 1];
   bool threads = n * len >= ORR_K_GRAIN;
-  int64_t piece = threads ? 64 : len;
+  int64_t piece = threads || len == 0 ? 64 : len;
 #pragma omp parallel for schedule(static) if (threads)
   for (int64_t c = 0; c < len; c += piece) {
     int64_t m = len - c < piece ? len - c : piece;
