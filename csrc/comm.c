@@ -1,14 +1,16 @@
-/* comm.c: the life of a collective in the queues, all-reduce of lists of tensors, and the trace.
+/* comm.c: the life of a collective in the queues, all-reduce of lists of tensors, and the
+ * trace.
  *
- * A part is two items of its device's queue. The first may start when all parts have arrived (a part
- * arrives when its first item heads the queue with its dependencies complete) and does the part's
- * share; the second may start when all parts have finished, and its event is what the part's buffers
- * wait for: nobody's memory is overwritten or freed under a peer. Nothing waits inside an item.
- * A collective whose parts do not meet (send/recv, copies on one device) is one item a part, which
- * waits for the events of all that it reads.
+ * A part is two items of its device's queue. The first may start when all parts have arrived
+ * (a part arrives when its first item heads the queue with its dependencies complete) and
+ * does the part's share; the second may start when all parts have finished, and its event is
+ * what the part's buffers wait for: nobody's memory is overwritten or freed under a peer.
+ * Nothing waits inside an item.
+ * A collective whose parts do not meet (send/recv, copies on one device) is one item a part,
+ * which waits for the events of all that it reads.
  *
- * Invariant: parts enter the queues in the controller's order, so no two collectives cross. Poison of
- * one input becomes the poison of all outputs, and the parts still meet.
+ * Invariant: parts enter the queues in the controller's order, so no two collectives cross.
+ * Poison of one input becomes the poison of all outputs, and the parts still meet.
  * To add a collective: build its pieces as orr_comm_reduce_into does.
  */
 #include "comm.h"
@@ -20,8 +22,7 @@
 
 orr_status orr_collective_new(int n, int n_src, int n_dst, orr_collective **out) {
   size_t pieces = (size_t)n_src + (size_t)n_dst;
-  orr_collective *c =
-      malloc(sizeof *c + pieces * sizeof *c->src + (size_t)n * sizeof *c->part);
+  orr_collective *c = malloc(sizeof *c + pieces * sizeof *c->src + (size_t)n * sizeof *c->part);
   if (!c) return orr_fail(ORR_EMEM, "out of host memory for a collective of %d devices", n);
   memset(c, 0, sizeof *c);
   c->n = n;
@@ -150,8 +151,8 @@ static orr_status push_part(orr_collective *c, int part, const orr_event *deps, 
   return ORR_OK;
 }
 
-/* Parts from `from` on will not come: the others need not wait for them, and are poisoned; the error
- * is queued too, so that raising it clears the poison. */
+/* Parts from `from` on will not come: the others need not wait for them, and are poisoned;
+ * the error is queued too, so that raising it clears the poison. */
 static void withdraw(orr_collective *c, int from, int pushed, orr_status status) {
   int missing = c->n - from - (pushed > 0);
   orr_work_error(status, orr_last_error());
@@ -174,16 +175,17 @@ static orr_status note_events(const orr_collective *c, int part) {
   return ORR_OK;
 }
 
-/* The controller holds c while it pushes, so that c outlives its parts. Events are noted last: noting
- * may wait, and a part can only end when all have come. */
+/* The controller holds c while it pushes, so that c outlives its parts. Events are noted
+ * last: noting may wait, and a part can only end when all have come. */
 static orr_status push_all(orr_collective *c) {
   int room = 0, pushed = 0, part = 0;
   orr_status status = ORR_OK;
   for (int k = 0; k < c->n; k++) room += part_deps_max(c, k);
   c->deps = malloc((size_t)room * sizeof *c->deps + 1);
   if (!c->deps) {
+    int n = c->n;
     orr_collective_free(c);
-    return orr_fail(ORR_EMEM, "out of host memory for a collective of %d devices", c->n);
+    return orr_fail(ORR_EMEM, "out of host memory for a collective of %d devices", n);
   }
   atomic_fetch_add(&c->holders, 1);
   for (orr_event *deps = c->deps; part < c->n; part++) {
@@ -207,11 +209,13 @@ static orr_status push_all(orr_collective *c) {
 static orr_status run_now(orr_collective *c) {
   orr_status status = ORR_OK;
   for (int k = 0; k < c->n_src && !status; k++) status = orr_buffer_wait_read(c->src[k].buffer);
-  for (int k = 0; k < c->n_dst && !status; k++) status = orr_buffer_wait_write(c->dst[k].buffer);
+  for (int k = 0; k < c->n_dst && !status; k++)
+    status = orr_buffer_wait_write(c->dst[k].buffer);
   for (int k = 0; k < c->n_src && !status; k++) {
     if (!is_poisoned(&c->src[k])) continue;
     status = orr_synchronize(NULL); /* says what failed */
-    if (!status) status = orr_fail(ORR_EDEVICE, "a tensor's values are lost: work on it failed");
+    if (!status)
+      status = orr_fail(ORR_EDEVICE, "a tensor's values are lost: work on it failed");
   }
   for (int k = 0; k < c->n && !status; k++) {
     c->run(c, k);
@@ -297,8 +301,9 @@ orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_parti
       return orr_fail(ORR_EARG, "all_reduce: a tensor is sharded along the axis '%s'",
                       mesh->name[axis]);
     if (repeats(ts[k]))
-      return orr_fail(ORR_EARG, "all_reduce: cannot write to an expanded tensor, whose elements "
-                                "share memory; clone it first");
+      return orr_fail(ORR_EARG,
+                      "all_reduce: cannot write to an expanded tensor, whose elements "
+                      "share memory; clone it first");
   }
   if (n == 0 || ts[0]->layout->mesh->size[axis] == 1) return ORR_OK;
   orr_status status = orr_comm_reduce_into(ts, ts, n, axis, op, use_comm);
@@ -316,9 +321,9 @@ static struct trace {
 
 const char *orr_collective_name(orr_collective_kind kind) {
   static const char *const names[] = {
-      [ORR_ALL_REDUCE] = "all_reduce", [ORR_ALL_GATHER] = "all_gather",
+      [ORR_ALL_REDUCE] = "all_reduce",         [ORR_ALL_GATHER] = "all_gather",
       [ORR_REDUCE_SCATTER] = "reduce_scatter", [ORR_ALL_TO_ALL] = "all_to_all",
-      [ORR_BROADCAST] = "broadcast", [ORR_SEND_RECV] = "send_recv"};
+      [ORR_BROADCAST] = "broadcast",           [ORR_SEND_RECV] = "send_recv"};
   return names[kind];
 }
 

@@ -1,9 +1,10 @@
-/* comm.h: collectives as objects, shared by comm.c (their life in the queues), comm_run.c (what a
- * part does), comm_bucket.c and redistribute.c (who build them).
+/* comm.h: collectives as objects, shared by comm.c (their life in the queues), comm_run.c
+ * (what a part does), comm_bucket.c and redistribute.c (who build them).
  *
- * Invariant: a collective is one block of memory that stands in the queue of each of its parts. Its
- * builder fills it, orr_collective_issue takes it, and its last part frees it. A part writes only
- * what `run` says, between the moment when all parts have arrived and the one when all are finished.
+ * Invariant: a collective is one block of memory that stands in the queue of each of its
+ * parts. Its builder fills it, orr_collective_issue takes it, and its last part frees it. A
+ * part writes only what `run` says, between the moment when all parts have arrived and the
+ * one when all are finished.
  * To add a collective: a `run` over pieces in comm_run.c, and who builds it.
  */
 #ifndef ORR_COMM_H
@@ -21,22 +22,22 @@ typedef struct orr_piece {
 typedef struct orr_part {
   orr_device *device;
   struct orr_queue *queue;
-  orr_event done;        /* controller: what the part's buffers will wait for */
-  bool arrived;          /* worker: this part alone */
+  orr_event done; /* controller: what the part's buffers will wait for */
+  bool arrived;   /* worker: this part alone */
 } orr_part;
 
 typedef struct orr_collective {
   void (*run)(struct orr_collective *c, int part);
-  int n;                 /* parts */
-  bool meets;            /* parts wait for each other; else each waits for all sources' events */
-  bool alone;            /* the first part to run does the work of all */
+  int n;      /* parts */
+  bool meets; /* parts wait for each other; else each waits for all sources' events */
+  bool alone; /* the first part to run does the work of all */
   bool use_comm;
   orr_partial_kind op;
-  /* A part pulls from every source. Sources stand in groups of `width`: the members of a group hold
-   * terms of one value, under one box. No sources: the part's memory becomes 0. */
+  /* A part pulls from every source. Sources stand in groups of `width`: the members of a
+   * group hold terms of one value, under one box. No sources: the part's memory becomes 0. */
   int n_src, width;
-  /* Where parts meet, source and target t of part r are src[t * n + r] and dst[t * n + r]; targets
-   * may be the sources themselves. Else target r is dst[r]. */
+  /* Where parts meet, source and target t of part r are src[t * n + r] and dst[t * n + r];
+   * targets may be the sources themselves. Else target r is dst[r]. */
   int n_dst;
   orr_piece *src, *dst;
   orr_part *part;
@@ -58,20 +59,22 @@ void orr_run_all_reduce(orr_collective *c, int part);
 /* Makes the pieces of an all-reduce one-dimensional wherever they are dense and alike. */
 void orr_flatten_all_reduce(orr_collective *c);
 
-/* comm.c: `out` gets, group by group along `axis`, the reduced value of `t`; may be t itself. */
+/* comm.c: `out` gets, group by group along `axis`, the reduced value of `t`; may be t
+ * itself. */
 orr_status orr_comm_reduce_into(orr_tensor *const *ts, orr_tensor *const *out, int n, int axis,
                                 orr_partial_kind op, bool use_comm);
 
 /* redistribute.c: a dense row-major copy under the same layout, in memory of its own. */
 orr_status orr_tensor_copy_local(const orr_tensor *t, orr_tensor **out);
 /* t's layout with the placement of one axis changed; bounds as in orr_layout_new. Owned. */
-orr_status orr_layout_with(const orr_tensor *t, int axis, const orr_place *place, orr_layout **out);
+orr_status orr_layout_with(const orr_tensor *t, int axis, const orr_place *place,
+                           orr_layout **out);
 
 /* comm_bucket.c: what reducer.c (L4) keeps of gradients on their way. */
 typedef struct orr_bucket_entry {
   orr_tensor *p, *g;
-  orr_tensor *old;       /* while flushing: what p->grad was */
-  bool replaces;         /* g is p->grad itself, to be reduced; else g is added to it */
+  orr_tensor *old; /* while flushing: what p->grad was */
+  bool replaces;   /* g is p->grad itself, to be reduced; else g is added to it */
 } orr_bucket_entry;
 
 struct orr_reducer {
@@ -79,11 +82,11 @@ struct orr_reducer {
   int64_t bucket_bytes;
   orr_bucket_entry *entry;
   int n, cap;
-  int launched;          /* entries before it are on their way */
-  int64_t bytes;         /* of a device's share of the others */
-  bool failed;           /* an addition failed: the next flush drops all */
-  bool active, holds;    /* in the list of reducers with entries; held gradients wait in held */
-  orr_tensor **held;     /* parameters whose gradients stay Partial until the hold ends */
+  int launched;      /* entries before it are on their way */
+  int64_t bytes;     /* of a device's share of the others */
+  bool failed;       /* an addition failed: the next flush drops all */
+  bool active;       /* in the list of reducers with entries or held parameters */
+  orr_tensor **held; /* parameters whose gradients stay Partial until the hold ends */
   int n_held, cap_held;
   struct orr_reducer *next;
 };

@@ -1,9 +1,10 @@
-/* comm_bucket.c: gradients on their way: the entries of a reducer, and the all-reduces that carry a
- * bucket of them over the communication queues. Who adds them to the parameters is reducer.c.
+/* comm_bucket.c: gradients on their way: the entries of a reducer, and the all-reduces that
+ * carry a bucket of them over the communication queues. Who adds them to the parameters is
+ * reducer.c.
  *
- * Invariant: an entry owns references to its parameter and to its gradient. A gradient in a bucket is
- * dense and nobody else's, unless it is the parameter's own (replaces). Once reduced it stands under
- * its new layout, so launching twice reduces once.
+ * Invariant: an entry owns references to its parameter and to its gradient. A gradient in a
+ * bucket is dense and nobody else's, unless it is the parameter's own (replaces). Once
+ * reduced it stands under its new layout, so launching twice reduces once.
  * To add what travels in buckets: orr_bucket_is_partial says what waits for a launch.
  */
 #include <stdlib.h>
@@ -87,8 +88,8 @@ static void take_reduced(orr_bucket_entry *e, orr_tensor *take_g) {
   e->p->grad = orr_tensor_ref(take_g);
 }
 
-/* One collective for all waiting entries on one mesh that are Partial along the axis. list: room for
- * 2 * n tensors and n numbers. */
+/* One collective for all waiting entries on one mesh that are Partial along the axis. list:
+ * room for 2 * n tensors and n numbers. */
 static orr_status reduce_axis(orr_reducer *r, const orr_mesh *mesh, int axis, orr_tensor **list,
                               int *at) {
   orr_tensor **fresh = list + r->n;
@@ -106,8 +107,10 @@ static orr_status reduce_axis(orr_reducer *r, const orr_mesh *mesh, int axis, or
   }
   if (!status) status = orr_comm_all_reduce(list, n, axis, ORR_SUM, true);
   for (int k = 0; k < made; k++) {
-    if (status) orr_tensor_free(fresh[k]);
-    else take_reduced(&r->entry[at[k]], fresh[k]);
+    if (status)
+      orr_tensor_free(fresh[k]);
+    else
+      take_reduced(&r->entry[at[k]], fresh[k]);
   }
   return status;
 }
@@ -119,7 +122,8 @@ orr_status orr_bucket_launch(orr_reducer *r) {
   orr_status status = ORR_OK;
   for (int k = r->launched; k < r->n && !status; k++) {
     for (int a = ORR_MAX_AXES - 1; a >= 0 && !status; a--) {
-      orr_tensor *g = r->entry[k].g; /* reduced by an earlier turn, it is not partial any more */
+      orr_tensor *g =
+          r->entry[k].g; /* reduced by an earlier turn, it is not partial any more */
       if (a < g->layout->mesh->n_axes && orr_bucket_is_partial(g, a))
         status = reduce_axis(r, g->layout->mesh, a, list, (int *)(list + 2 * n));
     }

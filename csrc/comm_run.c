@@ -34,7 +34,8 @@ static bool overlap(const orr_piece *a, const orr_piece *b, int64_t *lo, int64_t
   return true;
 }
 
-static void cut_out(const orr_piece *p, const int64_t *lo, const int64_t *shape, orr_view *out) {
+static void cut_out(const orr_piece *p, const int64_t *lo, const int64_t *shape,
+                    orr_view *out) {
   *out = p->view;
   for (int d = 0; d < out->ndim; d++) {
     advance(out, d, lo[d] - p->lo[d]);
@@ -52,8 +53,10 @@ static void pull_group(const orr_collective *c, const orr_piece *src, const orr_
     cut_out(&src[k], lo, shape, &from[k]);
     list[k] = &from[k];
   }
-  if (c->width == 1) orr_k_copy(&from[0], &to);
-  else orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
+  if (c->width == 1)
+    orr_k_copy(&from[0], &to);
+  else
+    orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
 }
 
 void orr_run_pull(orr_collective *c, int part) {
@@ -108,7 +111,8 @@ void orr_flatten_all_reduce(orr_collective *c) {
 }
 
 /* Slice `part` of the longest dim. Small tensors are one part's whole. */
-static void slice(const orr_collective *c, int t, int part, int *dim, int64_t *lo, int64_t *hi) {
+static void slice(const orr_collective *c, int t, int part, int *dim, int64_t *lo,
+                  int64_t *hi) {
   const orr_view *v = &c->src[t * c->n].view;
   int64_t n = c->n, unit;
   *dim = 0;
@@ -128,14 +132,15 @@ static void slice(const orr_collective *c, int t, int part, int *dim, int64_t *l
   if (*hi > len) *hi = len;
 }
 
-/* Reduces [lo, hi) of dim into the part's own target, then copies that to the others', by chunks
- * that stay in the cache between the two. */
-static void reduce_slice(const orr_collective *c, int t, int part, int dim, int64_t lo, int64_t hi) {
+/* Reduces [lo, hi) of dim into the part's own target, then copies that to the others', by
+ * chunks that stay in the cache between the two. */
+static void reduce_slice(const orr_collective *c, int t, int part, int dim, int64_t lo,
+                         int64_t hi) {
   orr_view from[ORR_MAX_DEVICES], to[ORR_MAX_DEVICES];
   const orr_view *list[ORR_MAX_DEVICES];
   const orr_piece *src = &c->src[t * c->n], *dst = &c->dst[t * c->n];
-  int64_t step = view_numel(&src->view) / src->view.shape[dim] *
-                 (int64_t)orr_dtype_size(src->view.dtype);
+  int64_t step =
+      view_numel(&src->view) / src->view.shape[dim] * (int64_t)orr_dtype_size(src->view.dtype);
   int64_t each = CHUNK_BYTES * (int64_t)c->part[part].device->threads / step;
   if (each < 1) each = 1;
   if (each > 64) each -= each % 64;

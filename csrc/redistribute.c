@@ -1,20 +1,21 @@
 /* redistribute.c: the same global value under another layout.
  *
- * On one mesh the layout changes an axis at a time, each change being one collective a group (or
- * none). Between meshes (host, single devices, stages of a pipeline) every target pulls what it lacks
- * from the sources that hold it, once their events allow.
- * Two axes that are Partial have one reduction. Traced bytes of a transfer between meshes: the global
- * tensor; its "axis" is "host" where the host is an end of it, else "device".
+ * On one mesh the layout changes an axis at a time, each change being one collective a group
+ * (or none). Between meshes (host, single devices, stages of a pipeline) every target pulls
+ * what it lacks from the sources that hold it, once their events allow. Two axes that are
+ * Partial have one reduction. Traced bytes of a transfer between meshes: the global tensor;
+ * its "axis" is "host" where the host is an end of it, else "device".
  *
- * Invariant: t is not changed. A step is legal when the other axis cuts alike before and after it:
- * while axis 1 cuts the dim that axis 0 cuts, or is about to, axis 0 stays.
+ * Invariant: t is not changed. A step is legal when the other axis cuts alike before and
+ * after it: while axis 1 cuts the dim that axis 0 cuts, or is about to, axis 0 stays.
  * To add a placement: its rows in `step` and in orr_redistribute_cost.
  */
 #include <string.h>
 
 #include "comm.h"
 
-orr_status orr_layout_with(const orr_tensor *t, int axis, const orr_place *place, orr_layout **out) {
+orr_status orr_layout_with(const orr_tensor *t, int axis, const orr_place *place,
+                           orr_layout **out) {
   orr_place all[ORR_MAX_AXES];
   memcpy(all, t->layout->axis, sizeof all);
   all[axis] = *place;
@@ -75,7 +76,8 @@ static orr_status narrow(const orr_tensor *t, orr_layout *next, orr_tensor **out
 }
 
 /* Replicate to Partial(sum): the first of every group keeps the value, the others hold 0. */
-static orr_status keep_first(const orr_tensor *t, int axis, orr_layout *next, orr_tensor **out) {
+static orr_status keep_first(const orr_tensor *t, int axis, orr_layout *next,
+                             orr_tensor **out) {
   orr_tensor *y;
   orr_status status = ORR_OK;
   ORR_TRY(orr_tensor_new(&t->meta, next, t, &y));
@@ -145,7 +147,8 @@ static orr_status advance(orr_tensor **t, int axis, const orr_place *place) {
   const orr_place *now = &(*t)->layout->axis[axis];
   orr_layout *next;
   orr_tensor *y;
-  if (place->kind == ORR_PARTIAL && now->kind != ORR_REPLICATE) ORR_TRY(advance(t, axis, &whole));
+  if (place->kind == ORR_PARTIAL && now->kind != ORR_REPLICATE)
+    ORR_TRY(advance(t, axis, &whole));
   ORR_TRY(orr_layout_with(*t, axis, place, &next));
   orr_status status = step(*t, axis, next, &y);
   orr_layout_free(next);
@@ -176,7 +179,8 @@ static orr_status change_two(orr_tensor **t, const orr_layout *to) {
     bool better = growth(now, then) < growth(&from->axis[0], &to->axis[0]);
     if (may && (must || (better && !orr_place_equal(to->mesh, 1, from, to))))
       ORR_TRY(advance(t, 1, then));
-    else if (must) ORR_TRY(advance(t, 1, &whole));
+    else if (must)
+      ORR_TRY(advance(t, 1, &whole));
     ORR_TRY(advance(t, 0, &to->axis[0]));
   }
   return orr_place_equal(to->mesh, 1, (*t)->layout, to) ? ORR_OK : advance(t, 1, then);
@@ -192,7 +196,8 @@ static orr_status on_mesh(orr_tensor *t, orr_layout *to, orr_tensor **out) {
   orr_status status = ORR_OK;
   if (orr_layout_equal(t->layout, to)) return orr_tensor_alias(t, out);
   if (mixes(t->layout) || mixes(to))
-    return orr_fail(ORR_EARG, "redistribute: partial over two axes needs one reduction on both");
+    return orr_fail(ORR_EARG,
+                    "redistribute: partial over two axes needs one reduction on both");
   y = orr_tensor_ref(t);
   status = to->mesh->n_axes == 1 ? advance(&y, 0, &to->axis[0]) : change_two(&y, to);
   if (status) {
@@ -282,7 +287,8 @@ static orr_status across(orr_tensor *t, orr_layout *to, orr_tensor **out) {
   if (orr_tensor_device(t, 0)->kind == ORR_DEVICE_META && device->kind != ORR_DEVICE_META)
     return orr_fail(ORR_EARG, "a tensor on the meta device has a shape and no values");
   if (mixes(t->layout) || mixes(to))
-    return orr_fail(ORR_EARG, "redistribute: partial over two axes needs one reduction on both");
+    return orr_fail(ORR_EARG,
+                    "redistribute: partial over two axes needs one reduction on both");
   orr_status status = ORR_OK;
   if (orr_layout_is_partial(t->layout) && to->mesh->n > 1) {
     status = without_partial(t->layout, &t->meta, &plain);
@@ -296,8 +302,10 @@ static orr_status across(orr_tensor *t, orr_layout *to, orr_tensor **out) {
   if (!status) status = orr_tensor_new(&t->meta, plain, x, &y);
   if (!status && device->kind != ORR_DEVICE_META) status = transfer(x, y);
   if (!status) y->is_batch = t->is_batch;
-  if (!status && orr_layout_equal(plain, to)) *out = orr_tensor_ref(y);
-  else if (!status) status = on_mesh(y, to, out);
+  if (!status && orr_layout_equal(plain, to))
+    *out = orr_tensor_ref(y);
+  else if (!status)
+    status = on_mesh(y, to, out);
   orr_layout_free(plain);
   orr_tensor_free(x);
   orr_tensor_free(y);
@@ -318,7 +326,8 @@ static bool same_cut(const orr_tensor *t, int axis, const orr_place *to) {
   if (now->dim != to->dim) return false;
   if (to->bounds == now->bounds) return true;
   if (to->bounds)
-    return !nested && memcmp(to->bounds, now->bounds, (size_t)(parts + 1) * sizeof *now->bounds) == 0;
+    return !nested &&
+           memcmp(to->bounds, now->bounds, (size_t)(parts + 1) * sizeof *now->bounds) == 0;
   for (int r = 0; r < rows; r++) {
     const int64_t *row = now->bounds + (size_t)r * (size_t)(parts + 1);
     int64_t each = (row[parts] - row[0]) / parts, more = (row[parts] - row[0]) % parts;

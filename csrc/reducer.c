@@ -1,12 +1,14 @@
-/* reducer.c: from gradients that come out of backward to p->grad of parameters placed by a plan.
+/* reducer.c: from gradients that come out of backward to p->grad of parameters placed by a
+ * plan.
  *
- * A gradient that is Partial where its parameter is replicated waits in a bucket; a full bucket leaves
- * as one all-reduce on the communication queues while backward goes on (comm_bucket.c). What has
- * arrived is added to the parameters at the end of backward, all or none. While gradients are held
- * (orrery.accumulate) they are added as they are, Partial, and reduced once when the hold ends.
+ * A gradient that is Partial where its parameter is replicated waits in a bucket; a full
+ * bucket leaves as one all-reduce on the communication queues while backward goes on
+ * (comm_bucket.c). What has arrived is added to the parameters at the end of backward, all
+ * or none. While gradients are held (orrery.accumulate) they are added as they are, Partial,
+ * and reduced once when the hold ends.
  *
- * Invariant: p->grad is dense, in memory of its own, under the parameter's layout, or, while held,
- * under that layout with Partial axes. When anything fails, p->grad is what it was.
+ * Invariant: p->grad is dense, in memory of its own, under the parameter's layout, or, while
+ * held, under that layout with Partial axes. When anything fails, p->grad is what it was.
  * To add another way for a gradient to travel: where `add` chooses between them.
  */
 #include <stdlib.h>
@@ -84,8 +86,10 @@ static orr_status add(orr_reducer *r, orr_tensor *p, orr_tensor *grad) {
     r->entry[k].g = own;
     return ORR_OK;
   }
-  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g)) own = orr_tensor_ref(g);
-  else status = orr_tensor_copy_local(g, &own);
+  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g))
+    own = orr_tensor_ref(g);
+  else
+    status = orr_tensor_copy_local(g, &own);
   if (!same) orr_tensor_free(g);
   if (!status) status = orr_bucket_add(r, p, own, false);
   if (!status && !holding && r->bytes >= r->bucket_bytes) status = orr_bucket_launch(r);
@@ -153,8 +157,10 @@ static orr_status hold_parameter(orr_reducer *r, orr_tensor *p) {
 static orr_status deliver(orr_reducer *r, orr_bucket_entry *e) {
   orr_tensor *p = e->p, *total;
   bool was_held = p->grad && orr_layout_is_partial(p->grad->layout);
-  if (p->grad) ORR_TRY(combine(p, p->grad, e->g, &total));
-  else total = orr_tensor_ref(e->g);
+  if (p->grad)
+    ORR_TRY(combine(p, p->grad, e->g, &total));
+  else
+    total = orr_tensor_ref(e->g);
   if (orr_layout_is_partial(total->layout) && !was_held) {
     orr_status status = hold_parameter(r, p);
     if (status) {
@@ -216,8 +222,10 @@ void orr_reducers_drop(void) {
 static orr_status reduce_held(orr_reducer *r, orr_tensor *p) {
   orr_tensor *g = p->grad, *own;
   if (!g || !orr_layout_is_partial(g->layout)) return ORR_OK; /* reset meanwhile */
-  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g)) own = orr_tensor_ref(g);
-  else ORR_TRY(orr_tensor_copy_local(g, &own));
+  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g))
+    own = orr_tensor_ref(g);
+  else
+    ORR_TRY(orr_tensor_copy_local(g, &own));
   ORR_TRY(orr_bucket_add(r, p, own, true));
   return r->bytes >= r->bucket_bytes ? orr_bucket_launch(r) : ORR_OK;
 }
