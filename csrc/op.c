@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu_onednn.h"
 #include "interrupt.h"
 
 void (*orr_where_hook)(const char **source, int *line) = NULL;
@@ -67,8 +68,10 @@ static orr_status explain(const orr_call *c, orr_status status) {
   }
   char message[1024];
   snprintf(message, sizeof message, "%.1000s", orr_last_error());
-  return used ? orr_fail(status, "%s: %s; got %s", c->op->name, message, got)
-              : orr_fail(status, "%s: %s", c->op->name, message);
+  size_t n = strlen(c->op->name);
+  bool named = strncmp(message, c->op->name, n) == 0 && message[n] == ':';
+  return orr_fail(status, "%s%s%s%s%s", named ? "" : c->op->name, named ? "" : ": ", message,
+                  used ? "; got " : "", got);
 }
 
 orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype) {
@@ -122,6 +125,7 @@ static orr_status make_view(orr_call *c, orr_layout *layout) {
   orr_tensor *y;
   ORR_TRY(orr_tensor_alias_as(c->in[0], &c->out_meta[0], layout, &y));
   for (int r = 0; r < y->n; r++) {
+    orr_layout_local(layout, r, y->meta.ndim, y->meta.shape, y->shard[r].shape, NULL);
     orr_status status = c->op->view(c, r, &y->shard[r]);
     if (status) {
       orr_tensor_free(y);
@@ -130,6 +134,18 @@ static orr_status make_view(orr_call *c, orr_layout *layout) {
   }
   c->out[0] = y;
   return ORR_OK;
+}
+
+/* Strides of a new (N, C, H, W) tensor: C fastest, then W, H, N. */
+static void make_channels_last(orr_tensor *t) {
+  for (int r = 0; r < t->n; r++) {
+    orr_shard *s = &t->shard[r];
+    int64_t c = s->shape[1], h = s->shape[2], w = s->shape[3];
+    s->stride[0] = h * w * c;
+    s->stride[1] = 1;
+    s->stride[2] = w * c;
+    s->stride[3] = c;
+  }
 }
 
 static orr_status make_outputs(orr_call *c, orr_layout *const *layout) {
@@ -141,6 +157,10 @@ static orr_status make_outputs(orr_call *c, orr_layout *const *layout) {
     }
     const orr_tensor *like = c->op->flags & ORR_OP_LIKE_IN && c->n_in ? c->in[0] : NULL;
     ORR_TRY(orr_tensor_new(&c->out_meta[k], layout[k], like, &c->out[k]));
+    orr_dtype dtype = c->out_meta[k].dtype;
+    if (c->op->flags & ORR_OP_CHANNELS_LAST && c->out_meta[k].ndim == 4 &&
+        (dtype == ORR_F32 || dtype == ORR_BF16) && orr_onednn_available())
+      make_channels_last(c->out[k]);
   }
   return ORR_OK;
 }

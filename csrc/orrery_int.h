@@ -245,7 +245,7 @@ struct orr_node;
 typedef struct orr_storage {
   int rc;
   uint32_t version;      /* moves with every in-place write */
-  int n;
+  int n, cap;
   orr_buffer *buffer[];
 } orr_storage;
 
@@ -297,7 +297,9 @@ void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
 void orr_tensor_require_grad(orr_tensor *t, bool on);
 orr_tensor *orr_tensor_ref(orr_tensor *t);
 void orr_tensor_free(orr_tensor *take_t);
-orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard);
+static inline orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard) {
+  return t->storage->buffer[t->buffer0 + shard];
+}
 orr_device *orr_tensor_device(const orr_tensor *t, int shard);
 void orr_tensor_view(const orr_tensor *t, int shard, orr_view *out);
 bool orr_tensor_is_contiguous(const orr_tensor *t); /* every shard */
@@ -439,7 +441,8 @@ enum orr_op_flags {
   ORR_OP_FUSED_GRAD = 128, /* .grad raises when create_graph is asked */
   ORR_OP_LIKE_IN = 256,   /* outputs take the stride order of in[0] (channels-last is kept) */
   ORR_OP_MULTILINEAR = 512, /* Partial in one input, replicate in the others: Partial out */
-  ORR_OP_ORIGIN_IN = 1024 /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
+  ORR_OP_ORIGIN_IN = 1024, /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
+  ORR_OP_CHANNELS_LAST = 2048 /* a 4-d output is channels-last where oneDNN may run it */
 };
 
 /* Bits of .save: what the gradient will ask for. */

@@ -13,11 +13,15 @@
 #include <string.h>
 
 #include "op.h"
+#include "pool.h"
 
 orr_status (*orr_hook_run)(int hooks, orr_tensor **g) = NULL;
 
 static bool grad_mode = true;
 static uint64_t node_serials = 0;
+
+enum { SMALL_NODE = 3 };    /* inputs of a node that is recycled */
+static orr_pool small_nodes;
 
 bool orr_grad_mode(void) { return grad_mode; }
 
@@ -30,11 +34,12 @@ bool orr_set_grad_mode(bool on) {
 /* ---- nodes ---- */
 
 static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out) {
-  size_t n = (size_t)n_in;
-  orr_node *node =
-      calloc(1, sizeof *node + n * (sizeof *node->edge + sizeof *node->x + sizeof *node->x_meta +
-                                    sizeof *node->x_version + sizeof *node->needs));
+  size_t n = n_in <= SMALL_NODE ? SMALL_NODE : (size_t)n_in;
+  size_t bytes = sizeof(orr_node) + n * (sizeof(orr_edge) + sizeof(orr_tensor *) +
+                                         sizeof(orr_meta) + sizeof(uint32_t) + sizeof(bool));
+  orr_node *node = n_in <= SMALL_NODE ? orr_pool_get(&small_nodes, bytes) : malloc(bytes);
   if (!node) return orr_fail(ORR_EMEM, "out of host memory for the tape");
+  memset(node, 0, sizeof *node);
   orr_node_release = orr_node_free;
   node->rc = 1;
   node->serial = ++node_serials;
@@ -46,6 +51,11 @@ static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out
   node->x_meta = (orr_meta *)(node->x + n);
   node->x_version = (uint32_t *)(node->x_meta + n);
   node->needs = (bool *)(node->x_version + n);
+  for (int k = 0; k < n_in; k++) {
+    node->edge[k] = (orr_edge){NULL, 0, NULL};
+    node->x[k] = NULL;
+    node->needs[k] = false;
+  }
   *out = node;
   return ORR_OK;
 }
@@ -83,7 +93,8 @@ void orr_node_free(orr_node *take_node) {
     for (int k = 0; k < node->n_out; k++)
       if (node->hooks[k] && orr_hook_release) orr_hook_release(node->hooks[k]);
     if (node->custom.release) node->custom.release(node->custom.state);
-    free(node);
+    if (node->n_in <= SMALL_NODE) orr_pool_put(&small_nodes, node);
+    else free(node);
   }
   busy = false;
 }

@@ -10,11 +10,13 @@
 
 #include "../kernels/copy.h"
 #include "orrery_int.h"
+#include "pool.h"
 
 void (*orr_node_release)(struct orr_node *node) = NULL;
 void (*orr_hook_release)(int hooks) = NULL;
 
 static uint64_t serials = 0;
+static orr_pool headers, storages; /* storages of one buffer */
 
 void orr_tensor_require_grad(orr_tensor *t, bool on) {
   t->requires_grad = on;
@@ -22,7 +24,7 @@ void orr_tensor_require_grad(orr_tensor *t, bool on) {
 }
 
 static orr_status header_new(const orr_meta *meta, orr_layout *layout, orr_tensor **out) {
-  orr_tensor *t = malloc(sizeof *t);
+  orr_tensor *t = orr_pool_get(&headers, sizeof *t);
   if (!t) return orr_fail(ORR_EMEM, "out of host memory for a tensor's header");
   t->rc = 1;
   t->meta = *meta;
@@ -40,7 +42,7 @@ static orr_status header_new(const orr_meta *meta, orr_layout *layout, orr_tenso
   if (t->n > 1) {
     t->shard = malloc((size_t)t->n * sizeof *t->shard);
     if (!t->shard) {
-      free(t);
+      orr_pool_put(&headers, t);
       return orr_fail(ORR_EMEM, "out of host memory for a tensor's shards");
     }
   }
@@ -53,15 +55,21 @@ static void storage_free(orr_storage *s) {
   if (--s->rc) return;
   for (int k = 0; k < s->n; k++)
     if (s->buffer[k]) orr_buffer_free(s->buffer[k]);
-  free(s);
+  if (s->cap == 1) orr_pool_put(&storages, s);
+  else free(s);
+}
+
+/* Without buffers yet. */
+static orr_storage *storage_room(int n) {
+  size_t bytes = sizeof(orr_storage) + (size_t)n * sizeof(orr_buffer *);
+  orr_storage *s = n == 1 ? orr_pool_get(&storages, bytes) : malloc(bytes);
+  if (s) *s = (orr_storage){.rc = 1, .cap = n};
+  return s;
 }
 
 static orr_status storage_new(const orr_tensor *t, orr_storage **out) {
-  orr_storage *s = malloc(sizeof *s + (size_t)t->n * sizeof s->buffer[0]);
+  orr_storage *s = storage_room(t->n);
   if (!s) return orr_fail(ORR_EMEM, "out of host memory for a tensor's storage");
-  s->rc = 1;
-  s->version = 0;
-  s->n = 0;
   size_t element = orr_dtype_size(t->meta.dtype);
   for (; s->n < t->n; s->n++) {
     size_t bytes = (size_t)orr_numel(t->meta.ndim, t->shard[s->n].shape) * element;
@@ -157,12 +165,11 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
   orr_tensor *t;
   int64_t local[ORR_MAX_DIM];
   ORR_TRY(header_new(meta, layout, &t));
-  t->storage = malloc(sizeof *t->storage + (size_t)t->n * sizeof t->storage->buffer[0]);
+  t->storage = storage_room(t->n);
   if (!t->storage) {
     orr_tensor_free(t);
     return orr_fail(ORR_EMEM, "out of host memory for a tensor's storage");
   }
-  *t->storage = (orr_storage){.rc = 1};
   for (int r = 0; r < t->n; r++) {
     orr_layout_local(layout, r, meta->ndim, meta->shape, local, NULL);
     bool fits = part[r]->n == 1 && part[r]->meta.ndim == meta->ndim &&
@@ -201,7 +208,7 @@ void orr_tensor_free(orr_tensor *take_t) {
   if (t->storage) storage_free(t->storage);
   orr_layout_free(t->layout);
   if (t->shard != &t->one) free(t->shard);
-  free(t);
+  orr_pool_put(&headers, t);
 }
 
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from) {
@@ -223,10 +230,6 @@ void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from) {
     from->n = 0;
   }
   orr_tensor_free(from);
-}
-
-orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard) {
-  return t->storage->buffer[t->buffer0 + shard];
 }
 
 orr_device *orr_tensor_device(const orr_tensor *t, int shard) {
