@@ -1,9 +1,9 @@
-/* op_index.c: select and scatter by index: index_select, index_add, gather, scatter_add, embedding,
- * one_hot.
+/* op_index.c: select and scatter by index: index_select, index_add, gather, scatter_add,
+ * one_hot; and the check of indices on the host.
  *
- * Invariant: the indexed dim is whole, but for an embedding's vocabulary, whose shards give
- * Partial(sum). Dims of the indices and of the result are sharded together; gradients of sharded
- * indices are Partial(sum). An index out of range raises, at the call where it can.
+ * Invariant: the indexed dim is whole. Dims of the indices and of the result are sharded
+ * together; gradients of sharded indices are Partial(sum). An index out of range raises, at the
+ * call where it can.
  * To add one: its kernel in kernels/index.h reports the fault; run hands it to `finish`.
  */
 #include "op_index.h"
@@ -18,11 +18,13 @@ orr_status orr_index_fault(int64_t value, int64_t position, int64_t size, bool l
                            bool part) {
   const char *where = part ? " of this device's part" : "";
   if (labels)
-    return orr_fail(ORR_EARG, "label %lld of row %lld%s is out of range: there are %lld classes "
-                              "(labels count from 1)",
+    return orr_fail(ORR_EARG,
+                    "label %lld of row %lld%s is out of range: there are %lld classes "
+                    "(labels count from 1)",
                     (long long)value, (long long)position, where, (long long)size);
-  return orr_fail(ORR_EARG, "index %lld at position %lld%s is out of range: the dimension has %lld "
-                            "(indices count from 1)",
+  return orr_fail(ORR_EARG,
+                  "index %lld at position %lld%s is out of range: the dimension has %lld "
+                  "(indices count from 1)",
                   (long long)value, (long long)position, where, (long long)size);
 }
 
@@ -46,7 +48,8 @@ static int64_t index_at(const orr_view *v, int64_t p) {
   return orr_k_get_int(v, off);
 }
 
-orr_status orr_check_index(const orr_call *c, int k, int64_t size, int64_t ignore, bool labels) {
+orr_status orr_check_index(const orr_call *c, int k, int64_t size, int64_t ignore,
+                           bool labels) {
   const orr_mesh *host = orr_mesh_single(0);
   int64_t buf[ORR_CHUNK];
   orr_view v;
@@ -61,7 +64,8 @@ orr_status orr_check_index(const orr_call *c, int k, int64_t size, int64_t ignor
     const int64_t *p = dense ? orr_k_read_i64(&v, i, 1, m, buf) : buf;
     for (int64_t j = 0; j < m && !dense; j++) buf[j] = index_at(&v, i + j);
     for (int64_t j = 0; j < m; j++)
-      if (is_bad(p[j], size, ignore)) return orr_index_fault(p[j], i + j + 1, size, labels, false);
+      if (is_bad(p[j], size, ignore))
+        return orr_index_fault(p[j], i + j + 1, size, labels, false);
   }
   return ORR_OK;
 }
@@ -122,7 +126,8 @@ static void label_index_select_grad(orr_call *c) {
 static orr_status run_index_select_grad(const orr_work *w, int shard) {
   orr_view *gx = orr_work_out(w, shard, 0);
   orr_k_fill(gx, 0);
-  orr_k_index_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0), NULL);
+  orr_k_index_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0),
+                  NULL);
   return ORR_OK;
 }
 
@@ -173,8 +178,10 @@ static orr_status infer_index_add(orr_call *c) {
   bool fits = s->ndim == x->ndim && s->shape[d] == c->in[1]->meta.shape[0];
   for (int e = 0; fits && e < x->ndim; e++) fits = e == d || s->shape[e] == x->shape[e];
   if (!fits)
-    return orr_fail(ORR_EARG, "the source must have the target's shape, with one slice an index "
-                              "along dimension %lld", (long long)d + 1);
+    return orr_fail(ORR_EARG,
+                    "the source must have the target's shape, with one slice an index "
+                    "along dimension %lld",
+                    (long long)d + 1);
   ORR_TRY(orr_call_cast(c, 2, x->dtype));
   return orr_infer_same(c);
 }
@@ -228,7 +235,8 @@ static orr_status check_gather(const orr_call *c) {
                     x->ndim);
   for (int e = 0; e < x->ndim; e++)
     if (e != d && idx->shape[e] > x->shape[e])
-      return orr_fail(ORR_EARG, "the indices have size %lld in dimension %d and the tensor %lld",
+      return orr_fail(ORR_EARG,
+                      "the indices have size %lld in dimension %d and the tensor %lld",
                       (long long)idx->shape[e], e + 1, (long long)x->shape[e]);
   return orr_check_index(c, 1, x->shape[d], INT64_MIN, false);
 }
@@ -240,8 +248,8 @@ static orr_status infer_gather(orr_call *c) {
   return ORR_OK;
 }
 
-/* big: the tensor that is indexed; small: with the shape of the indices, in[1]. A dim in which they
- * differ stays whole. */
+/* big: the tensor that is indexed; small: with the shape of the indices, in[1]. A dim in which
+ * they differ stays whole. */
 static void label_gather_dims(orr_call *c, const orr_meta *big, uint8_t *big_label,
                               uint8_t *small_label) {
   int d = (int)c->args.i[0];
@@ -368,7 +376,8 @@ static const orr_op scatter_add = {.name = "scatter_add",
 static orr_status infer_one_hot(orr_call *c) {
   orr_meta *y = &c->out_meta[0];
   int64_t classes = c->args.i[0];
-  if (classes < 0) return orr_fail(ORR_EARG, "the number of classes is %lld", (long long)classes);
+  if (classes < 0)
+    return orr_fail(ORR_EARG, "the number of classes is %lld", (long long)classes);
   if (c->in[0]->meta.ndim == ORR_MAX_DIM)
     return orr_fail(ORR_EARG, "no dimension can be added to %d", ORR_MAX_DIM);
   ORR_TRY(orr_need_index(c, 0));
@@ -398,6 +407,6 @@ const orr_op orr_op_one_hot = {.name = "one_hot",
                                .label = label_one_hot,
                                .run = run_one_hot};
 
-const orr_op *const orr_ops_index[] = {&index_select, &index_select_grad,  &index_add,
-                                       &gather,       &orr_op_gather_grad, &scatter_add,
-                                       &orr_op_one_hot, NULL};
+const orr_op *const orr_ops_index[] = {
+    &index_select,       &index_select_grad, &index_add,      &gather,
+    &orr_op_gather_grad, &scatter_add,       &orr_op_one_hot, NULL};

@@ -1,18 +1,18 @@
-/* op_loss.c: cross entropy and negative log likelihood over classes in dim 2 (in the only dim of a
- * single row), labels from 1.
+/* op_loss.c: cross entropy and negative log likelihood over classes in dim 2 (in the only dim
+ * of a single row), labels from 1.
  *
- * Invariant: rows are added over all devices and divided once, by the global count of labels that
- * are not ignored; where there are none the mean is 0 with zero gradients. Losses of f16 and bf16
- * come out in f32.
+ * Invariant: rows are added over all devices and divided once, by the global count of labels
+ * that are not ignored; where there are none the mean is 0 with zero gradients. Losses of f16
+ * and bf16 come out in f32.
  * To add a loss of rows: an op (rows) with its gradient op, and `compose_loss` on top.
  */
-#include "../kernels/loss.h"
 #include "../kernels/elementwise.h"
+#include "../kernels/loss.h"
 #include "op_index.h"
 
 enum { NONE, MEAN, SUM };
 
-/* ---- rows: in: x (..., C), target (...); args.i[0]: ignored label; args.f[0]: smoothing ---- */
+/* ---- rows: in: x (..., C), target (...); args.i[0]: ignored label, f[0]: smoothing ---- */
 
 static orr_status infer_rows(orr_call *c) {
   const orr_meta *x = &c->in[0]->meta;
@@ -76,7 +76,7 @@ static orr_tensor *binary(orr_grad *g, int code, orr_tensor *x, double s) {
   return orr_g(g, orr_op_binary(code)->scalar, &args, 1, x);
 }
 
-/* g (softmax(x) - (1 - s) one-hot - s / C) in rows whose label counts, by ops with gradients. */
+/* g (softmax(x) - (1 - s) one-hot - s / C) in rows whose label counts, differentiably. */
 static orr_tensor *composed(orr_grad *g) {
   orr_tensor *x = g->x[0], *target = g->x[1];
   const orr_meta *m = &g->x_meta[0];
@@ -89,8 +89,8 @@ static orr_tensor *composed(orr_grad *g) {
   orr_tensor *label = orr_g_shift(g, orr_g_mul(g, from0, orr_g_cast(g, counts, ORR_I64)), 1);
   orr_tensor *hot = orr_g_cast(g, orr_g(g, &orr_op_one_hot, &classes, 1, label), dtype);
   hot = orr_g_shift(g, orr_g_scale(g, hot, 1 - smooth), smooth / (double)m->shape[last]);
-  orr_tensor *p = orr_g_unary(g, ORR_UN_exp, orr_g(g, &orr_op_log_softmax, &along, 1,
-                                                   orr_g_cast(g, x, dtype)));
+  orr_tensor *p = orr_g_unary(
+      g, ORR_UN_exp, orr_g(g, &orr_op_log_softmax, &along, 1, orr_g_cast(g, x, dtype)));
   orr_tensor *rows = orr_g_mul(g, g->gy[0], orr_g_cast(g, counts, dtype));
   rows = orr_g(g, &orr_op_unsqueeze, &along, 1, rows);
   return orr_g_mul(g, orr_g_sub(g, p, hot), rows);
@@ -104,15 +104,15 @@ static orr_status grad_cross_entropy(orr_grad *g) {
   return g->status;
 }
 
-static const orr_op cross_entropy_rows = {.name = "cross_entropy_rows",
-                                          .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) |
-                                                  ORR_SAVE_OUT(1),
-                                          .n_in = 2,
-                                          .n_out = 2,
-                                          .infer = infer_rows,
-                                          .label = label_rows,
-                                          .run = run_cross_entropy,
-                                          .grad = grad_cross_entropy};
+static const orr_op cross_entropy_rows = {
+    .name = "cross_entropy_rows",
+    .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
+    .n_in = 2,
+    .n_out = 2,
+    .infer = infer_rows,
+    .label = label_rows,
+    .run = run_cross_entropy,
+    .grad = grad_cross_entropy};
 
 static orr_status run_nll(const orr_work *w, int shard) {
   orr_fault fault = {0};
@@ -193,8 +193,8 @@ static const orr_op count_labels = {.name = "count_labels",
 
 /* ---- Lua ---- */
 
-/* Divides the summed loss by the count: a number where the labels are on the host or none can be
- * ignored, else a tensor, so that nothing waits. */
+/* Divides the summed loss by the count: a number where the labels are on the host or none can
+ * be ignored, else a tensor, so that nothing waits. */
 static orr_status divide_by_count(orr_tensor **loss, orr_tensor *target, int64_t ignore) {
   bool held = target->layout->mesh == orr_mesh_single(0);
   if (held || ignore == ORR_NO_IGNORE) {
@@ -228,8 +228,9 @@ static orr_status classes_last(const char *name, orr_tensor *x, const orr_tensor
     fits = d == at || x->meta.shape[d] == target->meta.shape[from++];
   if (!fits) {
     char a[128], b[128];
-    return orr_fail(ORR_EARG, "%s: input %s and target %s do not fit; they must be (N, C, ...) and "
-                              "(N, ...)",
+    return orr_fail(ORR_EARG,
+                    "%s: input %s and target %s do not fit; they must be (N, C, ...) and "
+                    "(N, ...)",
                     name, orr_shape_text(ndim, x->meta.shape, a, sizeof a),
                     orr_shape_text(target->meta.ndim, target->meta.shape, b, sizeof b));
   }
@@ -249,9 +250,11 @@ static orr_status compose_loss(const orr_op *op, orr_tensor *const *in, int n_in
   orr_tensor *x, *made[ORR_MAX_OUT] = {NULL};
   (void)n_in;
   if (!(smooth >= 0 && smooth <= 1))
-    return orr_fail(ORR_EARG, "%s: label smoothing is %g and must be from 0 to 1", op->name, smooth);
+    return orr_fail(ORR_EARG, "%s: label smoothing is %g and must be from 0 to 1", op->name,
+                    smooth);
   ORR_TRY(classes_last(op->name, in[0], in[1], &x));
-  orr_status status = orr_call2(op->code ? &nll_rows : &cross_entropy_rows, x, in[1], &rows, made);
+  orr_status status =
+      orr_call2(op->code ? &nll_rows : &cross_entropy_rows, x, in[1], &rows, made);
   orr_tensor_free(x);
   if (status) return status;
   if (made[1]) orr_tensor_free(made[1]);
@@ -277,6 +280,6 @@ static const orr_op nll_loss = {.name = "nll_loss",
                                 .n_out = 1,
                                 .compose = compose_loss};
 
-const orr_op *const orr_ops_loss[] = {&cross_entropy, &nll_loss, &cross_entropy_rows,
+const orr_op *const orr_ops_loss[] = {&cross_entropy,      &nll_loss, &cross_entropy_rows,
                                       &cross_entropy_grad, &nll_rows, &nll_grad,
-                                      &count_labels, NULL};
+                                      &count_labels,       NULL};

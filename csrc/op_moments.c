@@ -1,7 +1,7 @@
 /* op_moments.c: var, std and norm, composed of sums so that every placement serves.
  *
- * Invariant: counts are global; f16 and bf16 are summed and rooted in f32 and come back in their
- * own dtype. The norm of nothing but zeros has gradient 0, as its least subgradient.
+ * Invariant: counts are global; f16 and bf16 are summed and rooted in f32 and come back in
+ * their own dtype. The norm of nothing but zeros has gradient 0, as its least subgradient.
  * To add one: compose it of ops that have gradients.
  */
 #include <math.h>
@@ -12,8 +12,8 @@
 
 static orr_status need_float(const char *op, const orr_tensor *x) {
   if (orr_dtype_is_float(x->meta.dtype)) return ORR_OK;
-  return orr_fail(ORR_EARG, "%s: needs a floating-point tensor and got %s; use x:to(\"f32\")", op,
-                  orr_dtype_name(x->meta.dtype));
+  return orr_fail(ORR_EARG, "%s: needs a floating-point tensor and got %s; use x:to(\"f32\")",
+                  op, orr_dtype_name(x->meta.dtype));
 }
 
 /* *out = (x - mean)^2 with mean kept. */
@@ -62,7 +62,8 @@ static const orr_op std_op = {.name = "std",
 /* ---- sum of |x|^p: args.i: mask, keep; args.f: p ---- */
 
 static orr_status infer_sum_pow(orr_call *c) {
-  orr_infer_reduced(&c->in[0]->meta, (unsigned)c->args.i[0], c->args.i[1] != 0, &c->out_meta[0]);
+  orr_infer_reduced(&c->in[0]->meta, (unsigned)c->args.i[0], c->args.i[1] != 0,
+                    &c->out_meta[0]);
   c->out_meta[0].dtype = orr_sum_dtype(c->in[0]->meta.dtype);
   return ORR_OK;
 }
@@ -76,10 +77,14 @@ static orr_status run_sum_pow(const orr_work *w, int shard) {
   double p = w->args.f[0];
   const orr_view *x = orr_work_in(w, shard, 0);
   orr_view y = orr_keep_view(orr_work_out(w, shard, 0), mask, x->ndim);
-  if (p == 2) orr_k_reduce(ORR_REDUCE_SUMSQ, x, mask, &y);
-  else if (p == 1) orr_k_reduce(ORR_REDUCE_SUMABS, x, mask, &y);
-  else if (p == 0) orr_k_reduce(ORR_REDUCE_COUNT, x, mask, &y);
-  else orr_k_sum_pow(x, mask, p, &y);
+  if (p == 2)
+    orr_k_reduce(ORR_REDUCE_SUMSQ, x, mask, &y);
+  else if (p == 1)
+    orr_k_reduce(ORR_REDUCE_SUMABS, x, mask, &y);
+  else if (p == 0)
+    orr_k_reduce(ORR_REDUCE_COUNT, x, mask, &y);
+  else
+    orr_k_sum_pow(x, mask, p, &y);
   return ORR_OK;
 }
 
@@ -87,15 +92,17 @@ static orr_status run_sum_pow(const orr_work *w, int shard) {
 static orr_status grad_sum_pow(orr_grad *g) {
   double p = g->args->f[0];
   orr_args less = {.f = {p - 1}};
-  orr_tensor *gy = orr_g_kept(g, g->gy[0], &g->x_meta[0], (unsigned)g->args->i[0],
-                              g->args->i[1] != 0);
+  orr_tensor *gy =
+      orr_g_kept(g, g->gy[0], &g->x_meta[0], (unsigned)g->args->i[0], g->args->i[1] != 0);
   orr_tensor *slope = g->x[0];
-  if (p == 0) slope = orr_g_scale(g, orr_g_unary(g, ORR_UN_sign, slope), 0);
+  if (p == 0)
+    slope = orr_g_scale(g, orr_g_unary(g, ORR_UN_sign, slope), 0);
   else if (p != 2) {
     slope = orr_g_unary(g, ORR_UN_sign, g->x[0]);
     if (p != 1)
-      slope = orr_g_mul(g, slope, orr_g(g, orr_op_binary(ORR_BIN_pow)->scalar, &less, 1,
-                                        orr_g_unary(g, ORR_UN_abs, g->x[0])));
+      slope = orr_g_mul(g, slope,
+                        orr_g(g, orr_op_binary(ORR_BIN_pow)->scalar, &less, 1,
+                              orr_g_unary(g, ORR_UN_abs, g->x[0])));
   }
   g->gx[0] = orr_g_mul(g, slope, orr_g_scale(g, gy, p));
   return g->status;
@@ -116,8 +123,10 @@ static const orr_op sum_pow = {.name = "sum_pow",
 static orr_status run_root(const orr_work *w, int shard) {
   const orr_view *s = orr_work_in(w, shard, 0);
   orr_view *y = orr_work_out(w, shard, 0);
-  if (w->args.f[0] == 2) orr_k_unary(ORR_UN_sqrt, s, y);
-  else orr_k_binary_scalar(ORR_BIN_pow, s, 1 / w->args.f[0], false, y);
+  if (w->args.f[0] == 2)
+    orr_k_unary(ORR_UN_sqrt, s, y);
+  else
+    orr_k_binary_scalar(ORR_BIN_pow, s, 1 / w->args.f[0], false, y);
   return ORR_OK;
 }
 
@@ -141,7 +150,7 @@ static const orr_op norm_root = {.name = "norm_root",
                                  .run = run_root,
                                  .grad = grad_root};
 
-/* norm([p[, d[, keep]]]): (sum of |x|^p)^(1/p); p may be inf, -inf and 0 (how many are not 0). */
+/* norm([p[, d[, keep]]]): (sum of |x|^p)^(1/p); p may be inf, -inf and 0 (counts non-zeros). */
 static orr_status compose_norm(const orr_op *op, orr_tensor *const *in, int n_in,
                                const orr_args *args, orr_tensor **out) {
   unsigned mask;

@@ -1,7 +1,7 @@
 /* op_move.c: embedding, and ops that move or hide elements: flip, roll, masked_fill.
  *
- * Invariant: a vocabulary that is sharded by rows stays where it is: each shard reads its own rows,
- * zeros for the others, and the results are Partial(sum).
+ * Invariant: a vocabulary that is sharded by rows stays where it is: each shard reads its own
+ * rows, zeros for the others, and the results are Partial(sum).
  * To add one: its kernel in kernels/index.h, an op here.
  */
 #include "../kernels/elementwise.h"
@@ -9,7 +9,7 @@
 #include "op_index.h"
 #include "op_view.h"
 
-/* ---- embedding: in: weight (V, D), ids of any shape; args.i[0] bits of the axes that shard V ---- */
+/* ---- embedding: in: weight (V, D), ids; args.i: bits of the axes that shard V, V ---- */
 
 static int64_t axes_on_rows(const orr_tensor *w) {
   int64_t axes = 0;
@@ -79,7 +79,8 @@ static void label_embedding_grad(orr_call *c) {
 }
 
 /* Each shard of the vocabulary makes its own rows; then Partial(sum) g passes. */
-static int rule_embedding_grad(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+static int rule_embedding_grad(const orr_call *c, int axis, orr_row *rows, int max,
+                               bool *only) {
   *only = false;
   if (max < 2 || !(c->args.i[0] >> axis & 1))
     return orr_rule_linear_first(c, axis, rows, max, only);
@@ -91,8 +92,8 @@ static int rule_embedding_grad(const orr_call *c, int axis, orr_row *rows, int m
 static orr_status run_embedding_grad(const orr_work *w, int shard) {
   orr_view *gw = orr_work_out(w, shard, 0);
   orr_k_fill(gw, 0);
-  orr_k_embedding_back(gw, orr_work_in(w, shard, 1), w->origin[shard][0], orr_work_in(w, shard, 0),
-                       w->args.i[1]);
+  orr_k_embedding_back(gw, orr_work_in(w, shard, 1), w->origin[shard][0],
+                       orr_work_in(w, shard, 0), w->args.i[1]);
   return ORR_OK;
 }
 
@@ -142,7 +143,8 @@ static orr_status infer_masked_fill(orr_call *c) {
                     orr_dtype_name(c->in[1]->meta.dtype));
   ORR_TRY(orr_broadcast(c->op->name, x, &c->in[1]->meta, &both));
   if (both.ndim != x->ndim || orr_numel(both.ndim, both.shape) != orr_numel(x->ndim, x->shape))
-    return orr_fail(ORR_EARG, "the mask must broadcast to the tensor, not the tensor to the mask");
+    return orr_fail(ORR_EARG,
+                    "the mask must broadcast to the tensor, not the tensor to the mask");
   return orr_infer_same(c);
 }
 
@@ -223,7 +225,8 @@ static void label_roll(orr_call *c) {
 }
 
 static orr_status run_roll(const orr_work *w, int shard) {
-  orr_k_roll(orr_work_in(w, shard, 0), (int)w->args.i[1], w->args.i[0], orr_work_out(w, shard, 0));
+  orr_k_roll(orr_work_in(w, shard, 0), (int)w->args.i[1], w->args.i[0],
+             orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 

@@ -1,9 +1,10 @@
-/* op_reduce.c: reductions over dims: sum, mean, prod, any, all, and the max and min that need no
- * index.
+/* op_reduce.c: reductions over dims: sum, mean, prod, any, all, and the max and min that need
+ * no index.
  *
  * Invariant: a mean is a sum scaled by the global count. A sharded dim that is reduced leaves
  * Partial(sum, max or min); only prod asks for whole dims. Integers are summed as i64.
- * To add a reduction: a kind in kernels/reduce.h, a row of `REDUCTION` here, a composed Lua op.
+ * To add a reduction: a kind in kernels/reduce.h, a row of `REDUCTION` here, a composed Lua
+ * op.
  */
 #include "op_reduce.h"
 
@@ -90,7 +91,8 @@ int orr_rule_linear_first(const orr_call *c, int axis, orr_row *rows, int max, b
   return 1;
 }
 
-orr_tensor *orr_g_kept(orr_grad *g, orr_tensor *t, const orr_meta *x, unsigned mask, bool keep) {
+orr_tensor *orr_g_kept(orr_grad *g, orr_tensor *t, const orr_meta *x, unsigned mask,
+                       bool keep) {
   orr_meta kept;
   if (keep || !mask || !t) return t;
   orr_infer_reduced(x, mask, true, &kept);
@@ -159,8 +161,8 @@ static orr_status grad_extreme(orr_grad *g) {
   return g->status;
 }
 
-/* The product of the other elements of each row of t (..., n), without dividing, so that zeros are
- * no special case: running products from both ends. */
+/* The product of the other elements of each row of t (..., n), without dividing, so that zeros
+ * are no special case: running products from both ends. */
 static orr_tensor *product_of_others(orr_grad *g, orr_tensor *t) {
   orr_meta one = t->meta;
   int last = one.ndim - 1;
@@ -206,19 +208,18 @@ static orr_status grad_prod(orr_grad *g) {
   return g->status;
 }
 
-#define REDUCTION(NAME, KIND, FLAGS, PARTIAL, SAVE, GRAD)              \
-  {.name = NAME, .code = KIND, .flags = FLAGS, .partial = PARTIAL,     \
-   .save = SAVE, .n_in = 1, .n_out = 1, .infer = infer_reduce,         \
-   .label = label_reduce, .run = run_reduce, .grad = GRAD}
+#define REDUCTION(NAME, KIND, FLAGS, PARTIAL, SAVE, GRAD)                                     \
+  {                                                                                           \
+    .name = NAME, .code = KIND, .flags = FLAGS, .partial = PARTIAL, .save = SAVE, .n_in = 1,  \
+    .n_out = 1, .infer = infer_reduce, .label = label_reduce, .run = run_reduce, .grad = GRAD \
+  }
 
 const orr_op orr_op_sum_dims =
     REDUCTION("sum_dims", ORR_REDUCE_SUM, ORR_OP_LINEAR, ORR_SUM, 0, grad_sum);
-const orr_op orr_op_max_dims =
-    REDUCTION("max_dims", ORR_REDUCE_MAX, 0, ORR_MAX, ORR_SAVE_IN(0) | ORR_SAVE_OUT(0),
-              grad_extreme);
-const orr_op orr_op_min_dims =
-    REDUCTION("min_dims", ORR_REDUCE_MIN, 0, ORR_MIN, ORR_SAVE_IN(0) | ORR_SAVE_OUT(0),
-              grad_extreme);
+const orr_op orr_op_max_dims = REDUCTION("max_dims", ORR_REDUCE_MAX, 0, ORR_MAX,
+                                         ORR_SAVE_IN(0) | ORR_SAVE_OUT(0), grad_extreme);
+const orr_op orr_op_min_dims = REDUCTION("min_dims", ORR_REDUCE_MIN, 0, ORR_MIN,
+                                         ORR_SAVE_IN(0) | ORR_SAVE_OUT(0), grad_extreme);
 static const orr_op prod_dims =
     REDUCTION("prod_dims", ORR_REDUCE_PROD, 0, ORR_SUM, ORR_SAVE_IN(0), grad_prod);
 static const orr_op any_dims =
@@ -230,9 +231,10 @@ static const orr_op all_dims =
 
 static orr_status compose_reduce(const orr_op *op, orr_tensor *const *in, int n_in,
                                  const orr_args *args, orr_tensor **out) {
-  static const orr_op *const made_of[] = {
-      [ORR_REDUCE_SUM] = &orr_op_sum_dims, [ORR_REDUCE_PROD] = &prod_dims,
-      [ORR_REDUCE_ANY] = &any_dims,        [ORR_REDUCE_ALL] = &all_dims};
+  static const orr_op *const made_of[] = {[ORR_REDUCE_SUM] = &orr_op_sum_dims,
+                                          [ORR_REDUCE_PROD] = &prod_dims,
+                                          [ORR_REDUCE_ANY] = &any_dims,
+                                          [ORR_REDUCE_ALL] = &all_dims};
   unsigned mask;
   (void)n_in;
   ORR_TRY(orr_mask_of(op->name, in[0], args->i[0], &mask));
@@ -252,8 +254,11 @@ static orr_status compose_mean(const orr_op *op, orr_tensor *const *in, int n_in
   return orr_dtype_is_float(x->dtype) ? orr_then_cast(out, x->dtype) : ORR_OK;
 }
 
-#define COMPOSED(NAME, KIND, COMPOSE) \
-  {.name = NAME, .args = "t d=nil b=false", .code = KIND, .n_in = 1, .n_out = 1, .compose = COMPOSE}
+#define COMPOSED(NAME, KIND, COMPOSE)                                             \
+  {                                                                               \
+    .name = NAME, .args = "t d=nil b=false", .code = KIND, .n_in = 1, .n_out = 1, \
+    .compose = COMPOSE                                                            \
+  }
 
 static const orr_op sum = COMPOSED("sum", ORR_REDUCE_SUM, compose_reduce);
 static const orr_op prod = COMPOSED("prod", ORR_REDUCE_PROD, compose_reduce);
@@ -261,7 +266,15 @@ static const orr_op any = COMPOSED("any", ORR_REDUCE_ANY, compose_reduce);
 static const orr_op all = COMPOSED("all", ORR_REDUCE_ALL, compose_reduce);
 static const orr_op mean = COMPOSED("mean", ORR_REDUCE_SUM, compose_mean);
 
-const orr_op *const orr_ops_reduce[] = {&orr_op_sum_dims, &orr_op_max_dims, &orr_op_min_dims,
-                                        &prod_dims,       &any_dims,        &all_dims,
-                                        &sum,             &prod,            &any,
-                                        &all,             &mean,            NULL};
+const orr_op *const orr_ops_reduce[] = {&orr_op_sum_dims,
+                                        &orr_op_max_dims,
+                                        &orr_op_min_dims,
+                                        &prod_dims,
+                                        &any_dims,
+                                        &all_dims,
+                                        &sum,
+                                        &prod,
+                                        &any,
+                                        &all,
+                                        &mean,
+                                        NULL};

@@ -1,5 +1,5 @@
-/* op_reduce.h: what ops share that reduce dims, or work along one: shapes, labels and views with
- * dims kept or dropped, and short steps for composed ops.
+/* op_reduce.h: what ops share that reduce dims, or work along one: shapes, labels and views
+ * with dims kept or dropped, and short steps for composed ops.
  *
  * Invariant: a mask has bit d for dim d; "kept" means that reduced dims stay with size 1.
  * To add a reducing op: infer by orr_infer_reduced, label by orr_label_reduced, run on
@@ -12,8 +12,8 @@
 
 /* Shape of x reduced over mask; the dtype is x's. */
 void orr_infer_reduced(const orr_meta *x, unsigned mask, bool keep, orr_meta *y);
-/* Labels of in[0] and of every output that has its dims but for the mask's. whole: the mask's dims
- * may not be sharded; else a sharded one leaves Partial(op->partial). */
+/* Labels of in[0] and of every output that has its dims but for the mask's. whole: the mask's
+ * dims may not be sharded; else a sharded one leaves Partial(op->partial). */
 void orr_label_reduced(orr_call *c, unsigned mask, bool keep, bool whole);
 /* y with the mask's dims as size 1, whether it has them or not. */
 orr_view orr_keep_view(const orr_view *y, unsigned mask, int ndim);

@@ -52,8 +52,8 @@ static orr_status run_cumprod(const orr_work *w, int shard) {
 
 /* in: x, y, g. */
 static orr_status run_cumprod_grad(const orr_work *w, int shard) {
-  orr_k_cumprod_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), orr_work_in(w, shard, 2),
-                     (int)w->args.i[0], orr_work_out(w, shard, 0));
+  orr_k_cumprod_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1),
+                     orr_work_in(w, shard, 2), (int)w->args.i[0], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 

@@ -1,11 +1,11 @@
 /* op_softmax.c: softmax, log_softmax and logsumexp along one dim.
  *
- * Invariant: the dim is whole on each device, all others may be sharded. Gradients are fused, and
- * composed where they must have gradients themselves.
+ * Invariant: the dim is whole on each device, all others may be sharded. Gradients are fused,
+ * and composed where they must have gradients themselves.
  * To add one: its kernel in kernels/softmax.h, its op and gradient op here.
  */
-#include "../kernels/softmax.h"
 #include "../kernels/elementwise.h"
+#include "../kernels/softmax.h"
 #include "op_reduce.h"
 
 static orr_status infer_softmax(orr_call *c) {
@@ -15,8 +15,8 @@ static orr_status infer_softmax(orr_call *c) {
 
 /* code 1: the logarithm. */
 static orr_status run_softmax(const orr_work *w, int shard) {
-  (w->op->code ? orr_k_log_softmax : orr_k_softmax)(
-      orr_work_in(w, shard, 0), (int)w->args.i[0], orr_work_out(w, shard, 0));
+  (w->op->code ? orr_k_log_softmax : orr_k_softmax)(orr_work_in(w, shard, 0), (int)w->args.i[0],
+                                                    orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
@@ -49,8 +49,8 @@ static orr_tensor *composed(orr_grad *g) {
   orr_tensor *y = g->y[0], *gy = g->gy[0];
   unsigned mask = 1u << g->args->i[0];
   if (g->op->code)
-    return orr_g_sub(g, gy, orr_g_mul(g, orr_g_unary(g, ORR_UN_exp, y),
-                                      orr_g_sum(g, gy, mask, true)));
+    return orr_g_sub(g, gy,
+                     orr_g_mul(g, orr_g_unary(g, ORR_UN_exp, y), orr_g_sum(g, gy, mask, true)));
   orr_tensor *along = orr_g_sum(g, orr_g_mul(g, gy, y), mask, true);
   return orr_g_mul(g, y, orr_g_sub(g, gy, along));
 }

@@ -1,9 +1,9 @@
-/* op_sort.c: ops that give indices along one dim: max and min with a dim, argmax and argmin, sort,
- * argsort, topk.
+/* op_sort.c: ops that give indices along one dim: max and min with a dim, argmax and argmin,
+ * sort, argsort, topk.
  *
- * Invariant: the dim is whole on each device; indices are i64 and count from 1; of equal elements
- * the first wins. A gradient goes to the elements that were taken.
- * To add one: outputs (values, indices), and grad_taken for the gradient.
+ * Invariant: the dim is whole on each device; indices are i64 and count from 1; of equal
+ * elements the first wins. A gradient goes to the elements that were taken.
+ * To add one: outputs (values, indices), and scatter_taken for the gradient.
  */
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ static orr_status scatter_taken(orr_grad *g, int64_t d, bool keep) {
   return g->status;
 }
 
-/* ---- max_dim, argmax_dim and the least: args.i: d, keep; values are an output where there are two */
+/* ---- max_dim, argmax_dim and the least: args.i: d, keep; of two outputs, values first ---- */
 
 static orr_status infer_arg(orr_call *c) {
   const orr_meta *x = &c->in[0]->meta;
@@ -54,10 +54,12 @@ static orr_status grad_arg(orr_grad *g) {
   return scatter_taken(g, g->args->i[0], g->args->i[1] != 0);
 }
 
-#define ARG(NAME, KIND, N_OUT, FLAGS)                                                       \
-  {.name = NAME, .code = KIND, .flags = FLAGS, .save = N_OUT == 2 ? ORR_SAVE_OUT(1) : 0,    \
-   .n_in = 1, .n_out = N_OUT, .infer = infer_arg, .label = label_arg, .run = run_arg,       \
-   .grad = grad_arg}
+#define ARG(NAME, KIND, N_OUT, FLAGS)                                                     \
+  {                                                                                       \
+    .name = NAME, .code = KIND, .flags = FLAGS, .save = N_OUT == 2 ? ORR_SAVE_OUT(1) : 0, \
+    .n_in = 1, .n_out = N_OUT, .infer = infer_arg, .label = label_arg, .run = run_arg,    \
+    .grad = grad_arg                                                                      \
+  }
 
 static const orr_op max_dim = ARG("max_dim", ORR_REDUCE_MAX, 2, 0);
 static const orr_op min_dim = ARG("min_dim", ORR_REDUCE_MIN, 2, 0);
@@ -86,9 +88,11 @@ static orr_status compose_arg(const orr_op *op, orr_tensor *const *in, int n_in,
   return orr_then(out, along, &first);
 }
 
-#define COMPOSED(NAME, KIND, N_OUT, COMPOSE)                                              \
-  {.name = NAME, .args = "t d=nil b=false", .code = KIND, .n_in = 1, .n_out = N_OUT,      \
-   .compose = COMPOSE}
+#define COMPOSED(NAME, KIND, N_OUT, COMPOSE)                                          \
+  {                                                                                   \
+    .name = NAME, .args = "t d=nil b=false", .code = KIND, .n_in = 1, .n_out = N_OUT, \
+    .compose = COMPOSE                                                                \
+  }
 
 static const orr_op max_op = COMPOSED("max", ORR_REDUCE_MAX, 2, compose_extreme);
 static const orr_op min_op = COMPOSED("min", ORR_REDUCE_MIN, 2, compose_extreme);
@@ -168,9 +172,7 @@ static orr_status infer_topk(orr_call *c) {
   return ORR_OK;
 }
 
-static void label_topk(orr_call *c) {
-  orr_label_reduced(c, 1u << c->args.i[1], true, true);
-}
+static void label_topk(orr_call *c) { orr_label_reduced(c, 1u << c->args.i[1], true, true); }
 
 static orr_status run_topk(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0);
@@ -195,6 +197,6 @@ static const orr_op topk = {.name = "topk",
                             .run = run_topk,
                             .grad = grad_topk};
 
-const orr_op *const orr_ops_sort[] = {&max_dim, &min_dim, &argmax_dim, &argmin_dim, &max_op,
-                                      &min_op,  &argmax,  &argmin,     &sort,       &argsort,
-                                      &topk,    NULL};
+const orr_op *const orr_ops_sort[] = {&max_dim, &min_dim, &argmax_dim, &argmin_dim,
+                                      &max_op,  &min_op,  &argmax,     &argmin,
+                                      &sort,    &argsort, &topk,       NULL};
