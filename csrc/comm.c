@@ -175,6 +175,14 @@ static orr_status note_events(const orr_collective *c, int part) {
   return ORR_OK;
 }
 
+/* Only the end of the last part could not be pushed: all parts meet and work, and the controller
+ * stands in for that end. */
+static orr_status end_here(orr_collective *c) {
+  for (int k = 0; k < c->n; k++) ORR_TRY(orr_event_wait(c->part[k].done));
+  mark_targets(c, c->n - 1, atomic_load(&c->poisoned));
+  return ORR_OK;
+}
+
 /* The controller holds c while it pushes, so that c outlives its parts. Events are noted
  * last: noting may wait, and a part can only end when all have come. */
 static orr_status push_all(orr_collective *c) {
@@ -194,13 +202,16 @@ static orr_status push_all(orr_collective *c) {
     if (status) break;
     deps += part_deps_max(c, part);
   }
-  if (status) withdraw(c, part, pushed, status);
-  for (int k = 0; k < part + (status && pushed); k++) {
+  bool cut = status && pushed; /* a first item without its second one, which still looks at c */
+  if (cut && part == c->n - 1)
+    status = end_here(c);
+  else if (status)
+    withdraw(c, part, pushed, status);
+  for (int k = 0; k < part + cut; k++) {
     orr_status noted = note_events(c, k);
     if (!status) status = noted;
   }
-  /* A first item without its second one still looks at c. */
-  if (part < c->n && pushed) (void)orr_event_wait(c->part[part].done);
+  if (cut) (void)orr_event_wait(c->part[part].done);
   for (int k = part; k < c->n; k++) let_go(c);
   let_go(c);
   return status;
