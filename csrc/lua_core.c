@@ -70,6 +70,8 @@ int orr_lua_error(lua_State *L, const char *format, ...) {
   return orr_lua_raise(L, orr_fail(ORR_EARG, "%s", message));
 }
 
+void orr_lua_enter(lua_State *L) { running = L; }
+
 /* ---- tensors ---- */
 
 orr_tensor *orr_lua_test(lua_State *L, int index) {

@@ -17,6 +17,8 @@
 orr_tensor *orr_lua_test(lua_State *L, int index);
 orr_tensor *orr_lua_check(lua_State *L, int index);
 void orr_lua_push(lua_State *L, orr_tensor *take_t);
+/* Says which state calls, for the line of queued work; reading a tensor argument says it too. */
+void orr_lua_enter(lua_State *L);
 /* Raises the failure in hand; a message given by orr_fail. Returns never. */
 int orr_lua_raise(lua_State *L, orr_status status);
 /* Raises a message of its own. */

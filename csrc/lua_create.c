@@ -32,6 +32,7 @@ static bool known_option(const char *key) {
 }
 
 void orr_lua_options_read(lua_State *L, int index, orr_dtype dtype, orr_lua_options *o) {
+  orr_lua_enter(L);
   o->meta.dtype = dtype;
   o->layout = orr_layout_single(0);
   o->requires_grad = o->has_dtype = false;

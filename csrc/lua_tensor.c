@@ -167,7 +167,7 @@ static int tobytes(lua_State *L) {
 
 static int full(lua_State *L) {
   orr_tensor *host;
-  orr_lua_try(L, orr_tensor_full(orr_lua_check(L, 1), &host));
+  orr_lua_try(L, orr_redistribute_op(orr_lua_check(L, 1), orr_layout_single(0), &host));
   orr_lua_push(L, host);
   return 1;
 }

@@ -25,6 +25,7 @@ static orr_status infer_binary(orr_call *c) {
   bool same_kind = orr_dtype_is_float(a->dtype) == orr_dtype_is_float(b->dtype);
   if (same_kind && a->ndim == 0 && b->ndim > 0) dtype = b->dtype;
   if (same_kind && b->ndim == 0 && a->ndim > 0) dtype = a->dtype;
+  if (c->in_place && (same_kind || orr_dtype_is_float(a->dtype))) dtype = a->dtype;
   dtype = computing(dtype, flags);
   ORR_TRY(orr_call_cast(c, 0, dtype));
   ORR_TRY(orr_call_cast(c, 1, dtype));

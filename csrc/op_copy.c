@@ -98,6 +98,10 @@ orr_status orr_redistribute_op(orr_tensor *t, orr_layout *layout, orr_tensor **o
     return ORR_OK;
   }
   ORR_TRY(orr_redistribute(t, layout, out));
+  if (orr_tensor_device(*out, 0)->is_inline && orr_work_error_pending()) {
+    orr_tensor_free(*out);
+    return orr_synchronize(NULL);
+  }
   orr_call c = {.op = &orr_op_redistribute, .n_in = 1, .n_out = 1, .in = &t, .out = {*out}};
   c.args.i[0] = (int64_t)(intptr_t)t->layout->mesh;
   orr_status status = orr_tape_record(&c, &t);
