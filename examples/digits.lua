@@ -65,12 +65,13 @@ local total = math.min(options.steps, options.epochs * batches:len())
 local schedule = optim.schedule.cosine(opt, { total = total, warmup = math.min(10, total) })
 
 local losses, accuracies = { x = {}, y = {} }, { x = {}, y = {} }
-local share, step = {}, 0 -- samples that each device trained on; optimizer steps so far
+local shares, samples, step = {}, 0, 0 -- {device=, samples=}, their sum, optimizer steps so far
 
 local function count_share(x)
-  for _, shard in ipairs(x:shards()) do
-    local device = tostring(shard.device)
-    share[device] = (share[device] or 0) + shard.tensor:size(1)
+  samples = samples + x:size(1)
+  for k, shard in ipairs(x:shards()) do
+    shares[k] = shares[k] or { device = shard.device, samples = 0 }
+    shares[k].samples = shares[k].samples + shard.tensor:size(1)
   end
 end
 
@@ -124,13 +125,8 @@ if options.plot ~= "" then
   print("curves in " .. options.plot)
 end
 print(("%d steps in %d s"):format(step, os.difftime(os.time(), started)))
-if plan then
-  local all = 0
-  for _, count in pairs(share) do all = all + count end
-  for _, device in ipairs(plan:devices()) do
-    local name = tostring(device)
-    local count = share[name] or 0
-    print(("%s trained on %d samples, %.1f %% of the work"):format(name, count, 100 * count / all))
-  end
+for _, share in ipairs(shares) do
+  print(("%s trained on %d samples, %.1f %% of the work"):format(share.device, share.samples,
+    100 * share.samples / samples))
 end
 print(("test accuracy %.1f %%"):format(accuracies.y[#accuracies.y]))
