@@ -1,0 +1,405 @@
+/* op_matmul.c: matmul, linear, and the product over rows that weight gradients are.
+ *
+ * Invariant: any strides and placements; what a shard multiplies is a product of its own, so a
+ * sharded inner dimension leaves Partial(sum). Transposes are views: nothing is copied for one.
+ * To add a product: bring it to `product` on views (.., M, K), (.., K, N), (.., M, N).
+ */
+#include "../kernels/copy.h"
+#include "../kernels/elementwise.h"
+#include "../kernels/matmul.h"
+#include "cpu_onednn.h"
+#include "op.h"
+#include "op_view.h"
+
+/* Labels above those of the leading dimensions. */
+enum { LABEL_M = 7, LABEL_N = 8, LABEL_K = 9 };
+
+/* Multiplications below which the library's own kernel is faster than a call of oneDNN. */
+static const int64_t tiny = 64 * 64 * 64;
+
+/* ---- products of views ---- */
+
+static void drop_dim(orr_view *v, int d) {
+  for (v->ndim--; d < v->ndim; d++) {
+    v->shape[d] = v->shape[d + 1];
+    v->stride[d] = v->stride[d + 1];
+  }
+}
+
+/* A new dim of size 1 before dim d. */
+static void add_dim(orr_view *v, int d) {
+  for (int k = v->ndim++; k > d; k--) {
+    v->shape[k] = v->shape[k - 1];
+    v->stride[k] = v->stride[k - 1];
+  }
+  v->shape[d] = 1;
+  v->stride[d] = 0;
+}
+
+static void swap_last(orr_view *v) {
+  int r = v->ndim - 2;
+  int64_t shape = v->shape[r], stride = v->stride[r];
+  v->shape[r] = v->shape[r + 1];
+  v->stride[r] = v->stride[r + 1];
+  v->shape[r + 1] = shape;
+  v->stride[r + 1] = stride;
+}
+
+/* Whether dims d and d + 1 can be walked as one, and its stride. */
+static bool joins(const orr_view *v, int d, int64_t *stride) {
+  *stride = v->shape[d + 1] == 1 ? v->stride[d] : v->stride[d + 1];
+  return v->shape[d] == 1 || v->shape[d + 1] == 1 ||
+         v->stride[d] == v->shape[d + 1] * v->stride[d + 1];
+}
+
+static void join(orr_view *v, int d, int64_t stride) {
+  v->shape[d + 1] *= v->shape[d];
+  v->stride[d + 1] = stride;
+  drop_dim(v, d);
+}
+
+/* Leading dims over which b repeats become rows of a and c. All have one rank. */
+static void merge_rows(orr_view *a, orr_view *b, orr_view *c) {
+  while (c->ndim > 2) {
+    int d = c->ndim - 3;
+    int64_t a_stride, c_stride;
+    if ((b->stride[d] != 0 && b->shape[d] != 1) || !joins(a, d, &a_stride) ||
+        !joins(c, d, &c_stride))
+      return;
+    join(a, d, a_stride);
+    join(c, d, c_stride);
+    drop_dim(b, d);
+  }
+}
+
+static void kernel_product(const orr_view *a, const orr_view *b, orr_view *c, bool accumulate) {
+  if (c->ndim <= 3) {
+    orr_k_matmul(a, b, c, accumulate);
+    return;
+  }
+  for (int64_t i = 0; i < c->shape[0]; i++) {
+    orr_view part[3] = {orr_narrow_view(a, 0, i, 1), orr_narrow_view(b, 0, i, 1),
+                        orr_narrow_view(c, 0, i, 1)};
+    for (int k = 0; k < 3; k++) drop_dim(&part[k], 0);
+    kernel_product(&part[0], &part[1], &part[2], accumulate);
+  }
+}
+
+static void start_with_bias(const orr_view *bias, orr_view *c) {
+  orr_view room;
+  if (bias) orr_k_copy(orr_expand_view(bias, c, &room), c);
+  else orr_k_fill(c, 0);
+}
+
+/* v with the leading dims of c, repeated where it lacks them. */
+static orr_view with_batch(const orr_view *v, const orr_view *c) {
+  orr_view to = *c, room;
+  to.shape[c->ndim - 2] = v->shape[v->ndim - 2];
+  to.shape[c->ndim - 1] = v->shape[v->ndim - 1];
+  return *orr_expand_view(v, &to, &room);
+}
+
+/* c = a b + bias (N), or added to c. */
+static orr_status product(const orr_view *a_in, const orr_view *b_in, const orr_view *bias,
+                          const orr_view *c_in, bool accumulate) {
+  orr_view a = with_batch(a_in, c_in), b = with_batch(b_in, c_in), c = *c_in;
+  int64_t work = orr_numel(c.ndim, c.shape), k = a.shape[a.ndim - 1];
+  if (work == 0) return ORR_OK;
+  if (k == 0) {
+    if (!accumulate) start_with_bias(bias, &c);
+    return ORR_OK;
+  }
+  merge_rows(&a, &b, &c);
+  if (work * k >= tiny && (c.dtype == ORR_F32 || c.dtype == ORR_BF16) &&
+      orr_onednn_supports_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR))
+    return orr_onednn_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR);
+  if (bias) start_with_bias(bias, &c);
+  kernel_product(&a, &b, &c, accumulate || bias);
+  return ORR_OK;
+}
+
+/* ---- matmul ---- */
+
+static orr_status same_dtype(orr_call *c) {
+  orr_dtype dtype = c->in[0]->meta.dtype;
+  for (int k = 1; k < c->n_in; k++)
+    if (c->in[k]) dtype = orr_dtype_promote(dtype, c->in[k]->meta.dtype);
+  for (int k = 0; k < c->n_in; k++)
+    if (c->in[k]) ORR_TRY(orr_call_cast(c, k, dtype));
+  return ORR_OK;
+}
+
+static orr_status differ(int64_t a, int64_t b) {
+  return orr_fail(ORR_EARG, "the inner sizes differ: %lld and %lld", (long long)a, (long long)b);
+}
+
+static orr_status infer_matmul(orr_call *c) {
+  ORR_TRY(same_dtype(c));
+  const orr_meta *a = &c->in[0]->meta, *b = &c->in[1]->meta;
+  orr_meta *y = &c->out_meta[0];
+  if (!a->ndim || !b->ndim) return orr_fail(ORR_EARG, "needs vectors or matrices, not numbers");
+  int64_t k = a->shape[a->ndim - 1], inner = b->shape[b->ndim > 1 ? b->ndim - 2 : 0];
+  if (k != inner) return differ(k, inner);
+  orr_meta lead_a = *a, lead_b = *b;
+  lead_a.ndim = a->ndim > 2 ? a->ndim - 2 : 0;
+  lead_b.ndim = b->ndim > 2 ? b->ndim - 2 : 0;
+  ORR_TRY(orr_broadcast(c->op->name, &lead_a, &lead_b, y));
+  y->dtype = a->dtype;
+  if (a->ndim > 1) y->shape[y->ndim++] = a->shape[a->ndim - 2];
+  if (b->ndim > 1) y->shape[y->ndim++] = b->shape[b->ndim - 1];
+  return ORR_OK;
+}
+
+static void label_operand(const orr_meta *m, const orr_meta *y, int lead, uint8_t before,
+                          uint8_t last, uint8_t *label) {
+  if (m->ndim > 1) label[m->ndim - 2] = before;
+  label[m->ndim - 1] = last;
+  for (int d = 0; d < m->ndim - 2; d++) {
+    int to = lead - (m->ndim - 2) + d;
+    if (m->shape[d] == y->shape[to]) label[d] = (uint8_t)(to + 1);
+  }
+}
+
+static void label_matmul(orr_call *c) {
+  const orr_meta *a = &c->in[0]->meta, *b = &c->in[1]->meta, *y = &c->out_meta[0];
+  int lead = y->ndim - (a->ndim > 1) - (b->ndim > 1), at = lead;
+  label_operand(a, y, lead, LABEL_M, LABEL_K, c->in_label[0]);
+  label_operand(b, y, lead, LABEL_K, b->ndim > 1 ? LABEL_N : LABEL_K, c->in_label[1]);
+  for (int d = 0; d < lead; d++) c->out_label[0][d] = (uint8_t)(d + 1);
+  if (a->ndim > 1) c->out_label[0][at++] = LABEL_M;
+  if (b->ndim > 1) c->out_label[0][at] = LABEL_N;
+}
+
+static orr_status run_matmul(const orr_work *w, int shard) {
+  orr_view a = *orr_work_in(w, shard, 0), b = *orr_work_in(w, shard, 1),
+           c = *orr_work_out(w, shard, 0);
+  bool row = a.ndim == 1, column = b.ndim == 1;
+  if (column) {
+    add_dim(&b, 1);
+    add_dim(&c, c.ndim);
+  }
+  if (row) {
+    add_dim(&a, 0);
+    add_dim(&c, c.ndim - 1);
+  }
+  return product(&a, &b, NULL, &c, false);
+}
+
+/* t with a dim of size 1 at d, or (drop) without it. */
+static orr_tensor *unit_dim(orr_grad *g, orr_tensor *t, int d, bool drop) {
+  orr_args args = {.i = {d}};
+  return t ? orr_g(g, drop ? &orr_op_squeeze : &orr_op_unsqueeze, &args, 1, t) : NULL;
+}
+
+static orr_tensor *transposed(orr_grad *g, orr_tensor *t) {
+  return t ? orr_g_transpose(g, t, t->meta.ndim - 2, t->meta.ndim - 1) : NULL;
+}
+
+static orr_tensor *times(orr_grad *g, orr_tensor *a, orr_tensor *b) {
+  return orr_g(g, &orr_op_matmul, NULL, 2, a, b);
+}
+
+static const orr_op rows_product;
+
+static orr_status grad_matmul(orr_grad *g) {
+  orr_tensor *a = g->x[0], *b = g->x[1], *gy = g->gy[0];
+  bool row = g->x_meta[0].ndim == 1, column = g->x_meta[1].ndim == 1;
+  if (row && column) {
+    if (g->needs[0]) g->gx[0] = orr_g_mul(g, b, gy);
+    if (g->needs[1]) g->gx[1] = orr_g_mul(g, a, gy);
+    return g->status;
+  }
+  if (row) {
+    a = unit_dim(g, a, 0, false);
+    gy = unit_dim(g, gy, gy->meta.ndim - 1, false);
+  }
+  if (column) {
+    b = unit_dim(g, b, 1, false);
+    gy = unit_dim(g, gy, gy->meta.ndim, false);
+  }
+  if (g->status) return g->status;
+  if (g->needs[0]) {
+    orr_tensor *ga = times(g, gy, transposed(g, b));
+    g->gx[0] = row && ga ? unit_dim(g, ga, ga->meta.ndim - 2, true) : ga;
+  }
+  if (g->needs[1]) {
+    bool plain = b->meta.ndim == 2 && a->meta.ndim > 2 && a->meta.ndim == gy->meta.ndim;
+    orr_tensor *gb = plain ? orr_g(g, &rows_product, NULL, 2, a, gy)
+                           : times(g, transposed(g, a), gy);
+    g->gx[1] = column && gb ? unit_dim(g, gb, gb->meta.ndim - 1, true) : gb;
+  }
+  return g->status;
+}
+
+const orr_op orr_op_matmul = {.name = "matmul",
+                              .args = "t t",
+                              .flags = ORR_OP_MULTILINEAR,
+                              .partial = ORR_SUM,
+                              .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
+                              .n_in = 2,
+                              .n_out = 1,
+                              .infer = infer_matmul,
+                              .label = label_matmul,
+                              .run = run_matmul,
+                              .grad = grad_matmul};
+
+/* ---- rows_product: a (.., m), b (.., n) to a^T b (m, n), summed over all rows ---- */
+
+static orr_status infer_rows(orr_call *c) {
+  const orr_meta *a = &c->in[0]->meta, *b = &c->in[1]->meta;
+  for (int d = 0; d + 1 < a->ndim; d++)
+    if (a->ndim != b->ndim || a->shape[d] != b->shape[d])
+      return orr_fail(ORR_EARG, "the leading dimensions differ");
+  c->out_meta[0] = (orr_meta){.dtype = a->dtype, .ndim = 2};
+  c->out_meta[0].shape[0] = a->shape[a->ndim - 1];
+  c->out_meta[0].shape[1] = b->shape[b->ndim - 1];
+  return ORR_OK;
+}
+
+static void label_rows(orr_call *c) {
+  int last = c->in[0]->meta.ndim - 1;
+  for (int k = 0; k < 2; k++) {
+    for (int d = 0; d < last; d++) c->in_label[k][d] = (uint8_t)(d + 1);
+    c->in_label[k][last] = c->out_label[0][k] = k ? LABEL_K : LABEL_N;
+  }
+}
+
+static orr_status add_rows(orr_view a, orr_view b, const orr_view *c, bool accumulate) {
+  while (a.ndim > 2) {
+    int64_t a_stride, b_stride;
+    int d = a.ndim - 3;
+    if (!joins(&a, d, &a_stride) || !joins(&b, d, &b_stride)) break;
+    join(&a, d, a_stride);
+    join(&b, d, b_stride);
+  }
+  if (a.ndim == 2) {
+    swap_last(&a);
+    return product(&a, &b, NULL, c, accumulate);
+  }
+  for (int64_t i = 0; i < a.shape[0]; i++) {
+    orr_view part_a = orr_narrow_view(&a, 0, i, 1), part_b = orr_narrow_view(&b, 0, i, 1);
+    drop_dim(&part_a, 0);
+    drop_dim(&part_b, 0);
+    ORR_TRY(add_rows(part_a, part_b, c, true));
+  }
+  return ORR_OK;
+}
+
+static orr_status run_rows(const orr_work *w, int shard) {
+  orr_view a = *orr_work_in(w, shard, 0), b = *orr_work_in(w, shard, 1);
+  orr_view *c = orr_work_out(w, shard, 0);
+  if (a.ndim == 1) {
+    add_dim(&a, 0);
+    add_dim(&b, 0);
+  }
+  if (a.ndim > 2) orr_k_fill(c, 0);
+  return add_rows(a, b, c, a.ndim > 2);
+}
+
+static orr_status grad_rows(orr_grad *g) {
+  if (g->needs[0]) g->gx[0] = times(g, g->x[1], transposed(g, g->gy[0]));
+  if (g->needs[1]) g->gx[1] = times(g, g->x[0], g->gy[0]);
+  return g->status;
+}
+
+static const orr_op rows_product = {.name = "rows_product",
+                                    .flags = ORR_OP_MULTILINEAR,
+                                    .partial = ORR_SUM,
+                                    .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
+                                    .n_in = 2,
+                                    .n_out = 1,
+                                    .infer = infer_rows,
+                                    .label = label_rows,
+                                    .run = run_rows,
+                                    .grad = grad_rows};
+
+/* ---- linear: x (.., in), w (out, in), b (out) or absent ---- */
+
+static orr_status infer_linear(orr_call *c) {
+  ORR_TRY(orr_need_float(c, 0));
+  ORR_TRY(same_dtype(c));
+  const orr_meta *x = &c->in[0]->meta, *w = &c->in[1]->meta;
+  const orr_tensor *b = c->n_in > 2 ? c->in[2] : NULL;
+  if (w->ndim != 2 || x->ndim < 1)
+    return orr_fail(ORR_EARG, "needs x (..., in) and a weight (out, in)");
+  if (x->shape[x->ndim - 1] != w->shape[1]) return differ(x->shape[x->ndim - 1], w->shape[1]);
+  if (b && (b->meta.ndim != 1 || b->meta.shape[0] != w->shape[0]))
+    return orr_fail(ORR_EARG, "the bias must be (%lld)", (long long)w->shape[0]);
+  c->out_meta[0] = *x;
+  c->out_meta[0].shape[x->ndim - 1] = w->shape[0];
+  return ORR_OK;
+}
+
+static bool has_bias(const orr_call *c) { return c->n_in > 2 && c->in[2]; }
+
+static void label_linear(orr_call *c) {
+  int last = c->in[0]->meta.ndim - 1;
+  uint8_t k = has_bias(c) ? ORR_WHOLE : LABEL_K;
+  for (int d = 0; d < last; d++) c->in_label[0][d] = c->out_label[0][d] = (uint8_t)(d + 1);
+  c->in_label[0][last] = c->in_label[1][1] = k;
+  c->in_label[1][0] = c->out_label[0][last] = LABEL_N;
+  if (has_bias(c)) c->in_label[2][0] = LABEL_N;
+}
+
+/* Split features, and a Partial x: the bias, made Partial too, is added once. */
+static int rule_linear(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+  const orr_tensor *x = c->in[0], *w = c->in[1];
+  const orr_place whole = {.kind = ORR_REPLICATE}, sum = {.kind = ORR_PARTIAL, .op = ORR_SUM};
+  int last = x->meta.ndim - 1, n = 0;
+  *only = false;
+  if (max < 2) return 0;
+  const orr_place *px = axis < x->layout->mesh->n_axes ? &x->layout->axis[axis] : &whole;
+  const orr_place *pw = axis < w->layout->mesh->n_axes ? &w->layout->axis[axis] : &whole;
+  bool x_split = px->kind == ORR_SHARD && px->dim == last;
+  bool w_split = pw->kind == ORR_SHARD && pw->dim == 1;
+  if (has_bias(c) && (x_split || w_split)) {
+    int64_t *bounds = axis > 0 ? NULL : x_split ? px->bounds : pw->bounds;
+    rows[n].in[0] = (orr_place){.kind = ORR_SHARD, .dim = last, .bounds = bounds};
+    rows[n].in[1] = (orr_place){.kind = ORR_SHARD, .dim = 1, .bounds = bounds};
+    rows[n].in[2] = rows[n].out[0] = sum;
+    n++;
+  }
+  if (px->kind == ORR_PARTIAL && px->op == ORR_SUM) {
+    rows[n].in[0] = rows[n].out[0] = sum;
+    rows[n].in[1] = whole;
+    if (c->n_in > 2) rows[n].in[2] = sum;
+    n++;
+  }
+  return n;
+}
+
+static orr_status run_linear(const orr_work *w, int shard) {
+  orr_view x = *orr_work_in(w, shard, 0), weight = *orr_work_in(w, shard, 1),
+           y = *orr_work_out(w, shard, 0);
+  bool biased = w->n_in > 2 && orr_work_has(w, shard, 2);
+  if (x.ndim == 1) {
+    add_dim(&x, 0);
+    add_dim(&y, 0);
+  }
+  swap_last(&weight);
+  return product(&x, &weight, biased ? orr_work_in(w, shard, 2) : NULL, &y, false);
+}
+
+static orr_status grad_linear(orr_grad *g) {
+  orr_tensor *gy = g->gy[0];
+  int last = gy->meta.ndim - 1;
+  if (g->needs[0]) g->gx[0] = times(g, gy, g->x[1]);
+  if (g->needs[1]) g->gx[1] = orr_g(g, &rows_product, NULL, 2, gy, g->x[0]);
+  if (g->n_in > 2 && g->needs[2])
+    g->gx[2] = last > 0 ? orr_g_sum(g, gy, (1u << last) - 1, false) : gy;
+  return g->status;
+}
+
+static const orr_op linear = {.name = "linear",
+                              .args = "t t t?",
+                              .partial = ORR_SUM,
+                              .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
+                              .n_in = 2,
+                              .n_out = 1,
+                              .infer = infer_linear,
+                              .label = label_linear,
+                              .rule = rule_linear,
+                              .run = run_linear,
+                              .grad = grad_linear};
+
+const orr_op *const orr_ops_matmul[] = {&orr_op_matmul, &rows_product, &linear, NULL};
