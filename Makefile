@@ -63,6 +63,11 @@ ifneq ($(HAVE_DNNL),)
 endif
 BASE     := -std=gnu11 -D_GNU_SOURCE $(CFLAGS) $(ARCH) -fPIC -pthread -fvisibility=hidden $(WARN) $(DEFINES)
 CORE_INC := -I. -Icsrc -Ikernels
+# The path of a small op crosses a dozen files of csrc: they are optimised as one where gcc can.
+LTO :=
+ifeq ($(SAN),)
+  LTO := $(shell $(CC) --version 2>/dev/null | grep -qi 'free software' && echo -flto=auto -ffat-lto-objects)
+endif
 KERNEL_FLAGS := -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math $(OPENMP)
 ifneq ($(SAN),)
   KERNEL_FLAGS := -ffp-contract=fast $(OPENMP)
@@ -103,14 +108,14 @@ examples: $(EXAMPLES)
 CC_FILE := $(shell readlink -f "$$(command -v $(firstword $(CC)))") $(wordlist 2,9,$(CC))
 $(OBJ)/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' | cmp -s - $@ || \
-	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(KERNEL_FLAGS) $(OPENMP)' > $@
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(LTO) $(KERNEL_FLAGS) $(OPENMP)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(LTO) $(KERNEL_FLAGS) $(OPENMP)' > $@
 $(LOBJ)/flags: FORCE
 	@mkdir -p $(@D)
 	@test -f '$(LUA_INCDIR)/lua.h' || { \
 	  echo "no lua.h for $(LUA_NAME): run 'make deps', or give LUA_INCDIR=/path/of/headers" >&2; exit 1; }
-	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' | cmp -s - $@ || \
-	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) -I$(LUA_INCDIR)' > $@
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(LTO) -I$(LUA_INCDIR)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(LTO) -I$(LUA_INCDIR)' > $@
 
 $(OBJ)/kernels/%.o: kernels/%.c $(OBJ)/flags
 	@mkdir -p $(@D)
@@ -123,17 +128,17 @@ $(OBJ)/csrc/cpu%.o: csrc/cpu%.c $(OBJ)/flags
 $(OBJ)/csrc/%.o: csrc/%.c $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
-	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(CORE_INC) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(LTO) $(CORE_INC) -MMD -MP -c $< -o $@
 $(LOBJ)/obj/csrc/lua_%.o: csrc/lua_%.c $(LOBJ)/flags
 	@mkdir -p $(@D)
 	$(call say,CC,"$< ($(LUA_NAME))")
-	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(CORE_INC) -I$(LUA_INCDIR) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(LTO) $(CORE_INC) -I$(LUA_INCDIR) -MMD -MP -c $< -o $@
 
 # ---- linking ----------------------------------------------------------------------------------
 $(ENGINE): $(CORE_O) $(LUA_O)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) -shared $(LDSAN) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(Q)$(CC) -shared $(CFLAGS) $(ARCH) $(LTO) $(LDSAN) $(LDFLAGS) -o $@ $^ $(LIBS)
 $(MODULE): $(OPEN_O)
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
