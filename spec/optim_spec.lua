@@ -1,5 +1,6 @@
 -- Optimisers against plain-Lua formulas, their state, groups and clipping; schedules against theirs.
 local orrery = require "orrery"
+local core = require "orrery.core"
 local nn, optim = orrery.nn, orrery.optim
 
 local function flat(value, list)
@@ -262,16 +263,27 @@ describe("optimisers", function()
     local opt = optim.Adam({ a, b }, { lr = 0.1 })
     local ga, gb = parameter(start):detach(), parameter(start):detach()
     a.grad, b.grad = ga, gb
-    for _ = 1, 10 do opt:step() end
-    collectgarbage()
-    collectgarbage()
-    collectgarbage("stop")
-    local before = collectgarbage("count")
-    for _ = 1, 100 do opt:step() end
-    local grown = (collectgarbage("count") - before) * 1024
-    collectgarbage("restart")
-    -- a list of two would cost at least 56 bytes a step; tensor handles of p.grad are not tables
-    assert.is_true(grown < 100 * 56, ("%d bytes in 100 steps"):format(grown))
+    local function garbage(step)
+      for _ = 1, 10 do step() end
+      collectgarbage()
+      collectgarbage()
+      collectgarbage("stop")
+      local before = collectgarbage("count")
+      for _ = 1, 200 do step() end
+      local grown = (collectgarbage("count") - before) * 1024
+      collectgarbage("restart")
+      return grown / 200
+    end
+    local params, grads, t = { a, b }, {}, 0
+    local first, second = { a:zeros_like(), b:zeros_like() }, { a:zeros_like(), b:zeros_like() }
+    local bare = garbage(function()
+      t = t + 1
+      grads[1], grads[2] = a.grad, b.grad
+      core.adam_(params, grads, first, second, t, 0.1, 0.9, 0.999, 1e-8, 0, false)
+    end)
+    local step = garbage(function() opt:step() end)
+    -- an empty table is 32 bytes or more
+    assert.is_true(step < bare + 16, ("%g bytes a step, the bare kernel %g"):format(step, bare))
   end)
 
   it("train a small network", function()

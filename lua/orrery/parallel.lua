@@ -181,7 +181,7 @@ end
 -- The number of samples that all tensors of the arguments agree on; nil where there is none.
 local function batch_size(value, path, size, where)
   if core.is_tensor(value) then
-    if value:dim() == 0 then return size, where end
+    if value:dim() == 0 or core.mesh_of(value) then return size, where end -- placed: kept as it is
     local n = value:size(1)
     if size and n ~= size then
       check.raise("plan: %s has %d samples and %s %d; which is the batch? Mark what is not to be "
