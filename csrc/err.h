@@ -1,18 +1,11 @@
 /* err.h: errors are values. A function that can fail returns orr_status; the words are kept beside
  * it, per thread, until the next failure.
- * To add a kind of error: a row in orr_status, and its word in err.c.
+ * To add a kind of error: a row of orr_status in orrery.h.
  */
 #ifndef ORR_ERR_H
 #define ORR_ERR_H
 
-typedef enum orr_status {
-  ORR_OK = 0,
-  ORR_EARG,       /* the caller's mistake: shape, dtype, device, option */
-  ORR_EMEM,       /* a device's or the host's memory is used up */
-  ORR_EDEVICE,    /* a device, or work queued on it, failed */
-  ORR_EINTERRUPT, /* the user asked to stop */
-  ORR_EIO         /* a file or stream */
-} orr_status;
+#include "orrery.h"
 
 #if defined(__GNUC__)
 #define ORR_PRINTF(a, b) __attribute__((format(printf, a, b)))

@@ -11,21 +11,13 @@
 
 #include "lua_core.h"
 #include "op.h"
-
-enum { MAX_WORDS = 14 };
-
-typedef struct word {
-  char kind;      /* t T s i f b d e L D r */
-  bool optional;  /* t? */
-  bool has_default;
-  double otherwise; /* NAN: nil */
-} word;
+#include "op_words.h"
 
 typedef struct binding {
   const orr_op *op;
   bool in_place;
   int n;
-  word w[MAX_WORDS];
+  orr_word w[ORR_MAX_WORDS];
 } binding;
 
 typedef struct reading {
@@ -48,35 +40,6 @@ static int fail(reading *r, int arg, const char *want) {
 }
 
 /* ---- words ---- */
-
-static word parse_word(const char *text, size_t n) {
-  word w = {.kind = text[0]};
-  size_t at = 1;
-  if (w.kind == 't' && n > 1 && text[1] == 's') {
-    w.kind = 's';
-    at = 2;
-  }
-  if (at < n && text[at] == '?') w.optional = true;
-  if (at < n && text[at] == '=') {
-    char value[32];
-    snprintf(value, sizeof value, "%.*s", (int)(n - at - 1), text + at + 1);
-    w.has_default = true;
-    if (strcmp(value, "nil") == 0) w.otherwise = NAN;
-    else if (strcmp(value, "true") == 0) w.otherwise = 1;
-    else if (strcmp(value, "false") == 0) w.otherwise = 0;
-    else w.otherwise = strtod(value, NULL);
-  }
-  return w;
-}
-
-static void parse_words(binding *b, const char *args) {
-  while (*args && b->n < MAX_WORDS) {
-    size_t n = strcspn(args, " ");
-    b->w[b->n++] = parse_word(args, n);
-    args += n;
-    args += strspn(args, " ");
-  }
-}
 
 static int64_t to_dim(reading *r, int arg, double value, int extra) {
   int ndim = r->n_in && r->in[0] ? r->in[0]->meta.ndim + extra : 0;
@@ -157,19 +120,20 @@ static void read_scalar(reading *r, int arg) {
   r->args.i[0] = first;
 }
 
-static void read_default(reading *r, const word *w) {
+static void read_default(reading *r, const orr_word *w) {
   bool nil = isnan(w->otherwise);
   switch (w->kind) {
     case 'f': r->args.f[r->n_f++] = w->otherwise; break;
     case 'd':
     case 'e':
-      put_integer(r, nil ? ORR_NIL : to_dim(r, 0, w->otherwise, w->kind == 'e'));
+      if (r->n_in && r->in[0] && r->in[0]->meta.ndim == 0 && !nil) put_integer(r, 0);
+      else put_integer(r, nil ? ORR_NIL : to_dim(r, 0, w->otherwise, w->kind == 'e'));
       break;
     default: put_integer(r, nil ? ORR_NIL : (int64_t)w->otherwise);
   }
 }
 
-static void read_tensor(reading *r, const word *w, int arg) {
+static void read_tensor(reading *r, const orr_word *w, int arg) {
   orr_tensor *t = orr_lua_test(r->L, arg);
   if (!t && !(w->optional && lua_isnoneornil(r->L, arg))) fail(r, arg, "a tensor");
   r->in[r->n_in++] = t;
@@ -185,7 +149,7 @@ static int64_t to_reduction(reading *r, int arg) {
 }
 
 /* Reads one word from argument `arg`; returns the next argument. */
-static int read_word(reading *r, const word *w, int arg) {
+static int read_word(reading *r, const orr_word *w, int arg) {
   lua_State *L = r->L;
   if (w->has_default && lua_isnoneornil(L, arg)) {
     read_default(r, w);
@@ -242,7 +206,7 @@ static int run(reading *r) {
 
 static int call(lua_State *L) {
   const binding *b = lua_touserdata(L, lua_upvalueindex(1));
-  orr_tensor *in[MAX_WORDS];
+  orr_tensor *in[ORR_MAX_WORDS];
   reading r = {.L = L, .b = b, .in = in, .op = b->op};
   int arg = 1;
   for (int k = 0; k < b->n; k++) {
@@ -264,7 +228,7 @@ static void push_binding(lua_State *L, const orr_op *op, bool in_place) {
   memset(b, 0, sizeof *b);
   b->op = op;
   b->in_place = in_place || op->flags & ORR_OP_ALWAYS_IN_PLACE;
-  parse_words(b, op->args);
+  b->n = orr_words_read(op->args, b->w);
   lua_pushcclosure(L, call, 1);
 }
 

@@ -58,13 +58,13 @@ typedef enum orr_partial_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_partial_kind;
 
 /* Devices are named by their index in the device table (device.c); 0 is `cpu`. Meshes are
  * interned: two with the same axes and devices are one pointer, and live for ever. */
-typedef struct orr_mesh {
+struct orr_mesh {
   int n_axes;            /* 0 for a single device */
   int size[ORR_MAX_AXES];
   const char *name[ORR_MAX_AXES]; /* "data", "tensor" or the user's */
   int n;                 /* devices, row-major over the axes */
   int device[];
-} orr_mesh;
+};
 
 /* bounds: ORR_SHARD only. Part i of the dim is [bounds[i], bounds[i+1]). Where axis 0 shards the
  * same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1).
@@ -255,7 +255,7 @@ typedef struct orr_shard {
   int64_t stride[ORR_MAX_DIM];
 } orr_shard;
 
-typedef struct orr_tensor {
+struct orr_tensor {
   int rc;
   orr_meta meta;         /* global */
   orr_layout *layout;
@@ -271,7 +271,7 @@ typedef struct orr_tensor {
   uint64_t serial;       /* order of creation, of leaves that require grad */
   struct orr_reducer *reducer; /* reducer.c: who reduces its gradient; NULL: nobody */
   int hooks;             /* the binding's reference to gradient hooks; 0: none */
-} orr_tensor;
+};
 
 /* How a tensor gives back its node and its hooks: set by tape.c and the binding. */
 extern void (*orr_node_release)(struct orr_node *node);
