@@ -14,6 +14,7 @@ local parts = {
   optim = "orrery.optim",
   parallel = "orrery.parallel",
   data = "orrery.data",
+  amp = "orrery.amp",
   progress = "orrery.progress",
   plot = "orrery.plot",
 }
