@@ -10,7 +10,7 @@ local nn, optim, parallel, data = orrery.nn, orrery.optim, orrery.parallel, orre
 
 -- What can be said on the command line, and what holds when nothing is.
 local options = {
-  net = "cnn", plan = "", epochs = 12, batch = 64, lr = 3e-3, seed = 1, steps = math.huge, plot = "",
+  net = "cnn", plan = "", epochs = 20, batch = 64, lr = 3e-3, seed = 1, steps = math.huge, plot = "",
 }
 for i = 1, #arg, 2 do
   local name, value = arg[i]:match "^%-%-(%a+)$", arg[i + 1]
@@ -75,11 +75,17 @@ local function count_share(x)
   end
 end
 
+-- Any iterator of (x, y) will do in a loop; this one is the batches up to the last step asked for.
+local function batches_left(...)
+  if step < total then return batches(...) end
+end
+
 local function train_epoch(epoch)
   local loss, pending = nil, {}
   net:train()
-  for x, y in orrery.progress(batches, {
+  for x, y in orrery.progress(batches_left, {
     label = ("epoch %2d/%d"):format(epoch, options.epochs),
+    total = math.min(batches:len(), total - step),
     show = function() return { loss = loss } end,
   }) do
     opt:zero_grad()
@@ -89,7 +95,6 @@ local function train_epoch(epoch)
     schedule:step()
     if plan then count_share(x) end
     pending[#pending + 1], step = loss:detach(), step + 1
-    if step == total then break end
   end
   -- Reading a loss waits for the devices, so it is done once an epoch.
   for i, value in ipairs(pending) do

@@ -15,16 +15,9 @@ local function images(who, x)
   return x:size(1), x:size(2), x:size(3), x:size(4)
 end
 
--- Runs draw() on the stream of the loader.
-local function drawn(draw)
-  local values
-  core.random_stream("loader", function() values = draw() end)
-  return values
-end
-
 -- One random whole number from 0 to `high` a sample, as (N, 1, 1, 1).
 local function offsets(n, high)
-  return drawn(function() return core.randint(0, high, n) end):view(n, 1, 1, 1)
+  return core.random_stream("loader", core.randint, 0, high, n):view(n, 1, 1, 1)
 end
 
 --- Pads each image with `pad` zeros on every side and cuts an H x W window at a random place.
@@ -53,7 +46,7 @@ function augment.flip(x, p)
   p = check.number("data.augment.flip", "p", p or 0.5, 0, 1)
   if n == 0 then return x end
   local mirrored = x:index_select(4, core.arange(w, 1, -1, { dtype = "i64" }))
-  local chosen = drawn(function() return core.rand(n, { dtype = "f32" }) end):lt(p):view(n, 1, 1, 1)
+  local chosen = core.random_stream("loader", core.rand, n):lt(p):view(n, 1, 1, 1)
   return core.where(chosen, mirrored, x)
 end
 
