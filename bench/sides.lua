@@ -1,0 +1,125 @@
+--- The processes of the bench and the sides that they run.
+-- Invariant: a process starts when a side first needs it; `close` ends all that were started.
+-- To add who may run a side: a function in `makers` that gives {time=, n=, loss=, drop=}.
+local child = require "child"
+
+local quote = child.quote
+local sides = {}
+sides.__index = sides
+
+---@param folder string for FIFOs and logs
+---@param bench string the folder of these files
+---@param interpreter string command of Lua
+---@param python {command: string}? how PyTorch's Python is called
+---@param clock fun(): number seconds
+function sides.new(folder, bench, interpreter, python, clock)
+  return setmetatable({ folder = folder, bench = bench, lua = interpreter, python = python, clock = clock,
+    running = {}, serial = 0 }, sides)
+end
+
+-- The processes of one kind, started at need: one, or the two of a gloo group.
+function sides:group(who)
+  if self.running[who] then return self.running[who] end
+  local group = {}
+  local peer = self.python and self.python.command .. " " .. quote(self.bench .. "peer.py")
+  if who == "orrery" then
+    group[1] = child.start(self.folder, who, self.lua .. " " .. quote(self.bench .. "worker.lua"))
+  elseif who == "pytorch" then
+    group[1] = child.start(self.folder, who, peer)
+  elseif who == "ddp" then
+    local store = self.folder .. "/store"
+    os.remove(store)
+    for rank = 0, 1 do
+      group[rank + 1] = child.start(self.folder, who .. rank,
+        ("%s %d 2 %s"):format(peer, rank, quote(store)))
+    end
+  else
+    group[1] = child.start(self.folder, who, quote(self.folder .. "/control.bin"))
+  end
+  self.running[who] = group
+  return group
+end
+
+-- Sends one line to every process of the group; their answers.
+local function ask(group, line)
+  for _, process in ipairs(group) do process:send(line) end
+  local answers = {}
+  for k, process in ipairs(group) do answers[k] = process:receive() end
+  return answers
+end
+
+function sides:ask(who, line) return ask(self:group(who), line)[1] end
+
+--- Ends the processes of one kind, or all.
+function sides:close(who)
+  for name, group in pairs(self.running) do
+    if not who or name == who then
+      for _, process in ipairs(group) do process:close() end
+      self.running[name] = nil
+    end
+  end
+end
+
+--- How much two threads of arithmetic do in the time of one.
+function sides:scale() return tonumber(self:ask("control", "scale")) end
+
+local function worker_side(self, spec)
+  local who, case, threads, devices, size = spec[1], spec[2], spec[3], spec[4], spec[5]
+  self.serial = self.serial + 1
+  local key, group = "k" .. self.serial, self:group(who)
+  local answer = ask(group, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
+  return {
+    n = spec.n, loss = tonumber(answer:match "^ok (.*)"),
+    time = function(n)
+      local most = 0
+      for _, seconds in ipairs(ask(group, ("time %s %d"):format(key, n))) do
+        most = math.max(most, tonumber(seconds))
+      end
+      return most
+    end,
+    drop = function() ask(group, "drop " .. key) end,
+  }
+end
+
+local function memcpy_side(self, spec)
+  return {
+    n = spec.n,
+    time = function(n) return tonumber(self:ask("control", ("memcpy %d %d"):format(spec[5], n))) end,
+  }
+end
+
+-- Each writes a line when it starts and one when it has loaded.
+local lua_loading = [[io.write("\n") io.flush() require "orrery" io.write("\n") io.flush()]]
+local python_loading = [[print(flush=True); import torch; print(flush=True)]]
+
+-- spec[2] is "orrery" or "pytorch", from the start of the process on, or "require", without that.
+local function import_side(self, spec)
+  local what = spec[2]
+  local command = what == "pytorch" and self.python.command .. " -c " .. quote(python_loading)
+    or self.lua .. " -e " .. quote(lua_loading)
+  return {
+    n = spec.n,
+    time = function()
+      local start = self.clock()
+      local pipe = assert(io.popen("exec " .. command))
+      local started = pipe:read "*l" and self.clock()
+      local loaded = pipe:read "*l" and self.clock()
+      pipe:close()
+      if not loaded then error("bench: this failed: " .. command, 0) end
+      return loaded - (what == "require" and started or start)
+    end,
+  }
+end
+
+local makers = { orrery = worker_side, pytorch = worker_side, ddp = worker_side, memcpy = memcpy_side,
+  import = import_side }
+
+--- A side ready to run.
+---@param spec table as in rows.lua
+---@return {time: (fun(n: integer): number), n?: integer, loss?: number, drop?: fun()}
+function sides:make(spec) return makers[spec[1]](self, spec) end
+
+--- Whether a side needs PyTorch.
+function sides.is_peer(spec) return spec[1] == "pytorch" or spec[1] == "ddp" or spec[2] == "pytorch" end
+
+return sides
