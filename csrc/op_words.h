@@ -1,7 +1,7 @@
-/* op_words.h: the words of orr_op.args, read once: what the Lua binding and the C API hand to an op.
+/* op_words.h: the words of orr_op.args: what the Lua binding and the C API hand to an op.
  *
- * Invariant: a word says all about one argument; what each letter means stands beside orr_op.args
- * in orrery_int.h.
+ * Invariant: a word says all about one argument; what each letter means stands beside
+ * orr_op.args in orrery_int.h.
  * To add a kind of word: its letter there, and in read_word of lua_op.c and of api.c.
  */
 #ifndef ORR_OP_WORDS_H

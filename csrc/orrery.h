@@ -32,7 +32,7 @@
  * with it.
  *
  * Linking. liborrery.so has everything but the three functions at the end, which need Lua; the
- * static liborrery.a of an interpreter has all. cc main.c -lorrery -lm, or with the archive also
+ * static liborrery.a of an interpreter has all. cc main.c -lorrery -lm, or with the archive too
  * -fopenmp -pthread -ldl.
  *
  * Invariant: nothing here shows a struct's inside; internal names begin with orr_, public
@@ -121,10 +121,10 @@ ORR_API orr_status orrery_item(orr_tensor *t, double *out);
 
 /* ---- ops ---- */
 
-/* Calls the op `name` with n_in tensors and n_arg numbers. An op that takes a tensor or a number
- * gets the number where in[k] is NULL or in has ended; an optional tensor is left out likewise.
- * The first n_out results go to out, owned; results beyond it are dropped. The in-place form
- * writes in[0] and gives one more reference to it. */
+/* Calls the op `name` with n_in tensors and n_arg numbers. An op that takes a tensor or a
+ * number gets the number where in[k] is NULL or in has ended; an optional tensor is left out
+ * likewise. The first n_out results go to out, owned; results beyond it are dropped. The
+ * in-place form writes in[0] and gives one more reference to it. */
 ORR_API orr_status orrery_call(const char *name, orr_tensor *const *in, int n_in,
                                const double *arg, int n_arg, orr_tensor **out, int n_out);
 
@@ -150,8 +150,8 @@ ORR_API bool orrery_grad_mode(bool on);
  * refused with the reason and the nearest that can. */
 ORR_API orr_status orrery_mesh(const char *text, const orr_mesh **out);
 /* The same value on the mesh: "replicate", "shard(d)" (balanced parts of dimension d, from 1),
- * or "partial(sum)", for every axis; ignored on one device. Recorded for backward; shares memory
- * where nothing moves. */
+ * or "partial(sum)", for every axis; ignored on one device. Recorded for backward. Where nothing
+ * moves, memory is shared. */
 ORR_API orr_status orrery_distribute(orr_tensor *t, const orr_mesh *mesh, const char *placement,
                                      orr_tensor **out);
 
