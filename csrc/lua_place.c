@@ -39,6 +39,23 @@ static int mesh(lua_State *L) {
   return 1;
 }
 
+static const orr_mesh *mesh_at(lua_State *L, int index);
+
+/* stages({meshes}): of one pipeline, in order. */
+static int stages(lua_State *L) {
+  const orr_mesh *stage[ORR_MAX_DEVICES];
+  int n = lua_istable(L, 1) ? (int)lua_rawlen(L, 1) : 0;
+  if (n < 1 || n > ORR_MAX_DEVICES)
+    return orr_lua_error(L, "a pipeline has 1 to %d stages", ORR_MAX_DEVICES);
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, 1, k + 1);
+    stage[k] = mesh_at(L, -1);
+    lua_pop(L, 1);
+  }
+  orr_lua_try(L, orr_stages_add(stage, n));
+  return 0;
+}
+
 static const orr_mesh *mesh_at(lua_State *L, int index) {
   luaL_checktype(L, index, LUA_TLIGHTUSERDATA);
   return lua_touserdata(L, index);
@@ -214,6 +231,7 @@ static int set_reducer(lua_State *L) {
 int orr_lua_open_place(lua_State *L) {
   static const luaL_Reg functions[] = {{"mesh", mesh},
                                        {"mesh_of", mesh_of},
+                                       {"stages", stages},
                                        {"distribute", distribute},
                                        {"placements", placements},
                                        {"from_shards", from_shards},

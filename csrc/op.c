@@ -88,14 +88,15 @@ static orr_status find_mesh(const orr_call *c, const orr_mesh **out) {
   for (int k = 0; k < c->n_in; k++) {
     const orr_mesh *m = c->in[k] ? c->in[k]->layout->mesh : NULL;
     if (!m || m == host || m == mesh) continue;
-    if (mesh) {
+    const orr_mesh *later = mesh ? orr_stages_later(mesh, m) : m;
+    if (!later) {
       char a[128], b[128];
       return orr_fail(ORR_EARG,
                       "its tensors stand on different devices, %s and %s; move one with "
                       "x:to(device), or place both by one plan",
                       orr_mesh_text(mesh, a, sizeof a), orr_mesh_text(m, b, sizeof b));
     }
-    mesh = m;
+    mesh = later;
   }
   if (!mesh) mesh = host;
   *out = mesh;
@@ -115,9 +116,26 @@ static orr_status move_input(orr_call *c, int k, orr_layout *layout, orr_tensor 
   orr_tensor *t = c->in[k];
   if (c->in_place && k == 0)
     return orr_fail(ORR_EARG, "the in-place write would land on a redistributed copy");
-  ORR_TRY(orr_grad_mode() && t->requires_grad ? orr_redistribute_op(t, layout, owned)
-                                              : orr_redistribute(t, layout, owned));
-  c->in[k] = *owned;
+  orr_tensor *before = *owned, *now;
+  ORR_TRY(orr_grad_mode() && t->requires_grad ? orr_redistribute_op(t, layout, &now)
+                                              : orr_redistribute(t, layout, &now));
+  if (before) orr_tensor_free(before); /* the move to the stage, where placing moves again */
+  c->in[k] = *owned = now;
+  return ORR_OK;
+}
+
+/* Brings tensors of earlier stages to the mesh of the call, split there as they are. */
+static orr_status join_stage(orr_call *c, const orr_mesh *mesh, orr_tensor **moved) {
+  const orr_mesh *host = orr_mesh_single(0);
+  for (int k = 0; k < c->n_in; k++) {
+    const orr_tensor *t = c->in[k];
+    if (!t || t->layout->mesh == mesh || t->layout->mesh == host) continue;
+    orr_layout *layout;
+    ORR_TRY(orr_stages_layout(t, mesh, &layout));
+    orr_status status = move_input(c, k, layout, &moved[k]);
+    orr_layout_free(layout);
+    if (status) return status;
+  }
   return ORR_OK;
 }
 
@@ -171,11 +189,13 @@ static orr_status place_and_run(orr_call *c, orr_tensor **moved) {
   const orr_mesh *mesh;
   orr_status status = ORR_OK;
   ORR_TRY(find_mesh(c, &mesh));
+  ORR_TRY(join_stage(c, mesh, moved));
   if (mesh->n_axes == 0) {
     orr_layout *single = orr_layout_single(mesh->device[0]);
     for (int k = 0; k < c->n_out; k++) layout[k] = single;
     for (int k = 0; k < c->n_in && !status; k++)
-      if (c->in[k] && c->in[k]->layout->mesh != mesh) status = move_input(c, k, single, &moved[k]);
+      if (c->in[k] && c->in[k]->layout->mesh != mesh)
+        status = move_input(c, k, single, &moved[k]);
     if (!status) status = make_outputs(c, layout);
   } else {
     orr_layout *small[8] = {NULL};

@@ -73,17 +73,16 @@ static orr_status compose_contiguous(const orr_op *op, orr_tensor *const *in, in
 const orr_op orr_op_contiguous = {
     .name = "contiguous", .args = "t", .n_in = 1, .n_out = 1, .compose = compose_contiguous};
 
-/* ---- redistribute: args.i[0] is the input's mesh, which lives for ever ---- */
+/* ---- redistribute ---- */
 
 static orr_status grad_redistribute(orr_grad *g) {
-  const orr_mesh *mesh = (const orr_mesh *)(intptr_t)g->args->i[0];
+  orr_layout *layout = g->x_layout[0];
   orr_tensor *gy = g->gy[0], *back;
-  if (gy->layout->mesh == mesh) {
+  if (gy->layout->mesh == layout->mesh) {
     g->gx[0] = gy;
     return ORR_OK;
   }
-  orr_layout *layout =
-      mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]);
+  if (orr_layout_is_partial(layout)) layout = orr_layout_replicate(layout->mesh);
   ORR_TRY(orr_redistribute_op(gy, layout, &back));
   g->gx[0] = orr_g_keep(g, back);
   return g->status;
@@ -103,7 +102,6 @@ orr_status orr_redistribute_op(orr_tensor *t, orr_layout *layout, orr_tensor **o
     return orr_synchronize(NULL);
   }
   orr_call c = {.op = &orr_op_redistribute, .n_in = 1, .n_out = 1, .in = &t, .out = {*out}};
-  c.args.i[0] = (int64_t)(intptr_t)t->layout->mesh;
   orr_status status = orr_tape_record(&c, &t);
   if (status) orr_tensor_free(*out);
   return status;

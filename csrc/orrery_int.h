@@ -490,6 +490,15 @@ orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
 /* op_run.c: runs a placed call: inline at once, else as one record pushed to every device. */
 orr_status orr_run_call(orr_call *c);
 
+/* Meshes of the stages of one pipeline, in order: an op whose tensors stand on several of them runs
+ * on the latest, and the others travel there. Kept for ever, as meshes are. */
+orr_status orr_stages_add(const orr_mesh *const *stage, int n);
+/* The later of two stages of one pipeline; NULL where no pipeline holds both. */
+const orr_mesh *orr_stages_later(const orr_mesh *a, const orr_mesh *b);
+/* The layout of t on another stage: split by the same axes and dims where that mesh has them, else
+ * replicated. Owned. */
+orr_status orr_stages_layout(const orr_tensor *t, const orr_mesh *mesh, orr_layout **out);
+
 /* infer: replaces input k by its cast to dtype, differentiably. */
 orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);
 /* label: aligns dims from the right, as broadcasting does; for any rank. */
@@ -534,6 +543,7 @@ struct orr_grad {
   orr_tensor *y[ORR_MAX_OUT]; /* saved outputs */
   const orr_meta *x_meta; /* of every input */
   orr_tensor *gy[ORR_MAX_OUT]; /* gradients of the outputs; NULL where none came */
+  orr_layout *const *x_layout; /* of every input, before placing; NULL where absent */
   const bool *needs;     /* which inputs want a gradient */
   orr_tensor **gx;       /* to fill; borrowed */
   bool create_graph;
@@ -587,6 +597,13 @@ orr_status orr_tape_custom(orr_tensor *const *in, int n_in, orr_tensor *const *o
                            const orr_custom *custom);
 orr_status orr_backward(orr_tensor *const *y, int n, orr_tensor *const *gy, bool retain,
                         bool create_graph);
+/* Backward in pieces, for pipelines: each call of `until` runs nodes while the next one's result
+ * stands on `mesh` (NULL: any); *more says whether some are left. Gradients of parameters with a
+ * reducer arrive with orr_reducers_flush, which the caller calls when all is done. */
+typedef struct orr_backward_run orr_backward_run;
+orr_status orr_backward_start(orr_tensor *y, orr_tensor *gy, orr_backward_run **out);
+orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *more);
+void orr_backward_end(orr_backward_run *take_r); /* drops what has not run */
 /* Gradients of y with respect to x, not accumulated into .grad. gx: owned, NULL where none. */
 orr_status orr_grad_of(orr_tensor *const *y, int n, orr_tensor *const *gy, orr_tensor *const *x,
                        int n_x, bool retain, bool create_graph, orr_tensor **gx);

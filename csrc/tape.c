@@ -35,7 +35,7 @@ bool orr_set_grad_mode(bool on) {
 
 static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out) {
   size_t n = n_in <= SMALL_NODE ? SMALL_NODE : (size_t)n_in;
-  size_t bytes = sizeof(orr_node) + n * (sizeof(orr_edge) + sizeof(orr_tensor *) +
+  size_t bytes = sizeof(orr_node) + n * (sizeof(orr_edge) + 2 * sizeof(orr_tensor *) +
                                          sizeof(orr_meta) + sizeof(uint32_t) + sizeof(bool));
   orr_node *node = n_in <= SMALL_NODE ? orr_pool_get(&small_nodes, bytes) : malloc(bytes);
   if (!node) return orr_fail(ORR_EMEM, "out of host memory for the tape");
@@ -48,12 +48,14 @@ static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out
   node->n_out = n_out;
   node->edge = (orr_edge *)(node + 1);
   node->x = (orr_tensor **)(node->edge + n);
-  node->x_meta = (orr_meta *)(node->x + n);
+  node->x_layout = (orr_layout **)(node->x + n);
+  node->x_meta = (orr_meta *)(node->x_layout + n);
   node->x_version = (uint32_t *)(node->x_meta + n);
   node->needs = (bool *)(node->x_version + n);
   for (int k = 0; k < n_in; k++) {
     node->edge[k] = (orr_edge){NULL, 0, NULL};
     node->x[k] = NULL;
+    node->x_layout[k] = NULL;
     node->needs[k] = false;
   }
   *out = node;
@@ -89,6 +91,7 @@ void orr_node_free(orr_node *take_node) {
     for (int k = 0; k < node->n_in; k++) {
       if (node->edge[k].node) orr_node_free(node->edge[k].node);
       drop(&node->edge[k].leaf);
+      if (node->x_layout[k]) orr_layout_free(node->x_layout[k]);
     }
     for (int k = 0; k < node->n_out; k++)
       if (node->hooks[k] && orr_hook_release) orr_hook_release(node->hooks[k]);
@@ -101,6 +104,7 @@ void orr_node_free(orr_node *take_node) {
 
 static void set_edge(orr_node *node, int k, orr_tensor *x) {
   node->x_meta[k] = x->meta;
+  node->x_layout[k] = orr_layout_ref(x->layout);
   node->needs[k] = x->requires_grad;
   if (!x->requires_grad) return;
   if (x->node) {
@@ -154,6 +158,7 @@ orr_status orr_tape_record(const orr_call *c, orr_tensor *const *inputs) {
   orr_node *node;
   ORR_TRY(node_new(c->op, c->n_in, c->n_out, &node));
   node->args = c->args;
+  node->mesh = c->out[0]->layout->mesh;
   if (orr_where_hook && orr_anomaly_watching()) orr_where_hook(&node->source, &node->line);
   for (int k = 0; k < c->n_in; k++)
     if (inputs[k]) set_edge(node, k, inputs[k]);
@@ -183,6 +188,7 @@ orr_status orr_tape_custom(orr_tensor *const *in, int n_in, orr_tensor *const *o
     return status;
   }
   node->custom = *custom;
+  node->mesh = out[0]->layout->mesh;
   for (int k = 0; k < n_in; k++)
     if (in[k]) set_edge(node, k, in[k]);
   for (int k = 0; k < n_out; k++) own_output(node, k, out[k]);

@@ -21,6 +21,8 @@ typedef struct orr_node {
   orr_edge *edge;
   orr_tensor **x;        /* saved inputs */
   orr_meta *x_meta;
+  orr_layout **x_layout;
+  const orr_mesh *mesh;  /* of the outputs */
   uint32_t *x_version;
   bool *needs;
   orr_tensor *y[ORR_MAX_OUT]; /* saved outputs, as aliases */

@@ -202,20 +202,29 @@ static orr_status start(backward *b, orr_tensor *const *y, int n, orr_tensor *co
   return ORR_OK;
 }
 
+/* Takes the next node: runs it, or with `drop` only forgets what waits for it. */
+static orr_status step(backward *b, bool drop) {
+  orr_node *node = heap_pop(b);
+  node->queued_by = NULL;
+  orr_status status = drop ? ORR_OK : run_node(b, node);
+  for (int k = 0; k < node->n_out; k++) {
+    if (node->gy[k]) orr_tensor_free(node->gy[k]);
+    node->gy[k] = NULL;
+  }
+  orr_node_free(node);
+  return status;
+}
+
+static void drop_rest(backward *b) {
+  while (b->n) (void)step(b, true);
+  free(b->heap);
+}
+
 static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *const *gy) {
   bool was = orr_set_grad_mode(b->create_graph);
   orr_status status = start(b, y, n, gy);
-  while (b->n) {
-    orr_node *node = heap_pop(b);
-    node->queued_by = NULL;
-    if (!status) status = run_node(b, node);
-    for (int k = 0; k < node->n_out; k++) {
-      if (node->gy[k]) orr_tensor_free(node->gy[k]);
-      node->gy[k] = NULL;
-    }
-    orr_node_free(node);
-  }
-  free(b->heap);
+  while (b->n && !status) status = step(b, false);
+  drop_rest(b);
   if (status) orr_reducers_drop();
   else status = orr_reducers_flush();
   orr_set_grad_mode(was);
@@ -242,4 +251,33 @@ orr_status orr_grad_of(orr_tensor *const *y, int n, orr_tensor *const *gy, orr_t
     gx[k] = NULL;
   }
   return status;
+}
+
+struct orr_backward_run {
+  backward b;
+};
+
+orr_status orr_backward_start(orr_tensor *y, orr_tensor *gy, orr_backward_run **out) {
+  orr_backward_run *r = calloc(1, sizeof *r);
+  if (!r) return orr_fail(ORR_EMEM, "out of host memory for backward");
+  bool was = orr_set_grad_mode(false);
+  orr_status status = start(&r->b, &y, 1, gy ? &gy : NULL);
+  orr_set_grad_mode(was);
+  if (status) orr_backward_end(r);
+  else *out = r;
+  return status;
+}
+
+orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *more) {
+  orr_status status = ORR_OK;
+  bool was = orr_set_grad_mode(false);
+  while (r->b.n && !status && (!mesh || r->b.heap[0]->mesh == mesh)) status = step(&r->b, false);
+  orr_set_grad_mode(was);
+  *more = r->b.n > 0;
+  return status;
+}
+
+void orr_backward_end(orr_backward_run *take_r) {
+  drop_rest(&take_r->b);
+  free(take_r);
 }

@@ -199,6 +199,7 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
                 .n_out = node->n_out,
                 .x = node->x,
                 .x_meta = node->x_meta,
+                .x_layout = node->x_layout,
                 .needs = node->needs,
                 .gx = gx,
                 .create_graph = create_graph,
