@@ -1,25 +1,59 @@
 /* lua_optim.c: the optimiser steps, grad_norm, scale_ and all_finite, over Lua lists of tensors.
  *
- * Invariant: lists are read into userdata before anything runs, so a wrong element changes nothing.
+ * Invariant: lists are read before anything runs, so a wrong element changes nothing; a steady step
+ * makes no garbage. The tables keep their tensors alive.
  * To add an optimiser: read its lists by `lists`, then its numbers in the order of the Lua call.
  */
+#include <stdlib.h>
+
 #include "lua_core.h"
 #include "op_optim.h"
 
+enum { MAX_LISTS = 5 };
+
+/* Room for n tensors in each list of one call; the next call takes it again. */
+static orr_tensor **lists_room(lua_State *L, int n) {
+  static orr_tensor **room = NULL;
+  static int size = 0;
+  if (n <= size) return room;
+  orr_tensor **more = realloc(room, (size_t)n * MAX_LISTS * sizeof *more);
+  if (!more) {
+    orr_lua_raise(L, orr_fail(ORR_EMEM, "out of host memory for a list of %d tensors", n));
+    return NULL;
+  }
+  room = more;
+  size = n;
+  return room;
+}
+
+static void read_list(lua_State *L, int index, int n, orr_tensor **to) {
+  luaL_checktype(L, index, LUA_TTABLE);
+  if ((int)lua_rawlen(L, index) != n)
+    orr_lua_error(L, "%d parameters, and a list of %d", n, (int)lua_rawlen(L, index));
+  for (int k = 0; k < n; k++) {
+    lua_rawgeti(L, index, k + 1);
+    to[k] = orr_lua_test(L, -1);
+    if (!to[k])
+      orr_lua_error(L, "element %d of the list must be a tensor and is a %s", k + 1,
+                    luaL_typename(L, -1));
+    lua_pop(L, 1);
+  }
+}
+
 /* Lists from argument 1 on: parameters, gradients, then states (nil: absent). */
 static orr_optim_lists lists(lua_State *L, int n_states) {
-  orr_optim_lists l = {.n = 0};
-  int n, n_grads;
-  l.param = orr_lua_list(L, 1, &n);
-  l.grad = orr_lua_list(L, 2, &n_grads);
-  if (n_grads != n) orr_lua_error(L, "%d parameters and %d gradients", n, n_grads);
+  luaL_checktype(L, 1, LUA_TTABLE);
+  int n = (int)lua_rawlen(L, 1);
+  orr_tensor **room = lists_room(L, n);
+  orr_optim_lists l = {.n = n, .param = room, .grad = room + n};
+  read_list(L, 1, n, room);
+  read_list(L, 2, n, room + n);
   for (int k = 0; k < n_states; k++) {
-    int count;
     if (lua_isnoneornil(L, 3 + k)) continue;
-    l.state[l.n_states++] = orr_lua_list(L, 3 + k, &count);
-    if (count != n) orr_lua_error(L, "%d parameters and %d states", n, count);
+    orr_tensor **to = room + (2 + l.n_states) * n;
+    read_list(L, 3 + k, n, to);
+    l.state[l.n_states++] = to;
   }
-  l.n = n;
   return l;
 }
 

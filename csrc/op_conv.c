@@ -1,8 +1,9 @@
 /* op_conv.c: conv2d, its two gradients, and conv_transpose2d, which is one of them with a bias.
  *
  * Invariant: oneDNN where it takes the shard (f32, bf16), else the kernels of kernels/conv.h. The
- * results of both kinds are channels-last by their strides where oneDNN may run. With several groups
- * the channels stay whole. All gradients have gradients, being each other.
+ * results of both kinds are channels-last by their strides where oneDNN may run. A cut of the channels
+ * between groups leaves whole groups on each device; any other cut of several groups is gathered
+ * first. All gradients have gradients, being each other.
  * To add an option: its word in `geometry`.
  */
 #include "../kernels/conv.h"
@@ -20,7 +21,9 @@ typedef struct geometry {
 
 enum { GROUPS = 6, SIZES = 7 };
 
-static geometry geometry_of(const orr_args *args, const int64_t *kernel) {
+/* w as a shard has it; groups: as many of them as the shard's x holds. */
+static geometry geometry_of(const orr_args *args, const orr_view *x, const orr_view *w) {
+  const int64_t *kernel = w->shape + 2;
   geometry g;
   for (int k = 0; k < 2; k++) {
     g.window.kernel[k] = kernel[k];
@@ -28,7 +31,8 @@ static geometry geometry_of(const orr_args *args, const int64_t *kernel) {
     g.window.padding[k] = g.dnn.padding[k] = args->i[2 + k];
     g.window.dilation[k] = g.dnn.dilation[k] = args->i[4 + k];
   }
-  g.dnn.groups = args->i[GROUPS];
+  bool several = args->i[GROUPS] > 1 && w->shape[1] > 0 && x->shape[1] > 0;
+  g.dnn.groups = several ? x->shape[1] / w->shape[1] : 1;
   return g;
 }
 
@@ -63,6 +67,59 @@ static orr_status check_inputs(orr_call *c) {
 static bool has(const orr_call *c, int k) { return c->n_in > k && c->in[k]; }
 
 static bool one_group(const orr_call *c) { return c->args.i[GROUPS] == 1; }
+
+static bool is_empty(const orr_view *v) { return orr_numel(v->ndim, v->shape) == 0; }
+
+/* ---- several groups: a cut between groups ---- */
+
+/* The ops by .code, and the dimension of each tensor along which its groups lie. */
+enum { FORWARD, GRAD_X, GRAD_W, GRAD_WB };
+static const int group_dim_in[][3] = {{1, 0, 0}, {1, 0, 0}, {1, 1, 0}, {1, 1, 0}};
+static const int group_dim_out[] = {1, 1, 0, 0};
+
+/* Where input k is cut now, in groups; false where it is not, or within one. */
+static bool cut_of_groups(const orr_call *c, int k, int axis, int64_t *cut) {
+  const orr_tensor *t = c->in[k];
+  const orr_layout *layout = t->layout;
+  int dim = group_dim_in[c->op->code][k];
+  if (axis >= layout->mesh->n_axes || layout->axis[axis].kind != ORR_SHARD ||
+      layout->axis[axis].dim != dim)
+    return false;
+  int64_t unit = t->meta.shape[dim] / c->args.i[GROUPS];
+  for (int b = 0; b <= layout->mesh->size[axis]; b++) {
+    if (unit == 0 || layout->axis[axis].bounds[b] % unit) return false;
+    cut[b] = layout->axis[axis].bounds[b] / unit;
+  }
+  return true;
+}
+
+static orr_place cut_place(const orr_call *c, const orr_meta *m, int dim, int parts,
+                           const int64_t *cut, int64_t *bounds) {
+  int64_t unit = m->shape[dim] / c->args.i[GROUPS];
+  for (int b = 0; b <= parts; b++) bounds[b] = cut[b] * unit;
+  return (orr_place){.kind = ORR_SHARD, .dim = dim, .bounds = bounds};
+}
+
+/* The cut that x, g or w has now, on all. The second axis leaves groups alone that the first cuts. */
+static int rule_groups(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+  static int64_t bounds[ORR_MAX_AXES][5][ORR_MAX_DEVICES + 1];
+  int64_t cut[ORR_MAX_DEVICES + 1];
+  const int *dim = group_dim_in[c->op->code];
+  *only = false;
+  if (one_group(c) || max < 1) return 0;
+  for (int k = 0; k < 2 && axis > 0; k++)
+    if (cut_of_groups(c, k, 0, cut)) return 0;
+  int from = cut_of_groups(c, 0, axis, cut) ? 0 : cut_of_groups(c, 1, axis, cut) ? 1 : -1;
+  if (from < 0) return 0;
+  int parts = c->in[from]->layout->mesh->size[axis];
+  for (int k = 0; k < c->n_in; k++)
+    if (c->in[k])
+      rows[0].in[k] = cut_place(c, &c->in[k]->meta, dim[k], parts, cut, bounds[axis][k]);
+  for (int k = 0; k < c->n_out; k++)
+    rows[0].out[k] = cut_place(c, &c->out_meta[k], group_dim_out[c->op->code], parts, cut,
+                               bounds[axis][3 + k]);
+  return 1;
+}
 
 /* ---- forward: x (N, C, H, W), w (O, C/groups, KH, KW), b (O) or absent ---- */
 
@@ -101,7 +158,8 @@ static orr_status run_conv(const orr_work *work, int shard) {
   bool biased = work->n_in > 2 && orr_work_has(work, shard, 2);
   const orr_view *b = biased ? orr_work_in(work, shard, 2) : NULL;
   const orr_view *y = orr_work_out(work, shard, 0);
-  geometry g = geometry_of(&work->args, w->shape + 2);
+  geometry g = geometry_of(&work->args, x, w);
+  if (is_empty(y)) return ORR_OK;
   if (for_onednn(x) &&
       orr_onednn_supports_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR))
     return orr_onednn_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR);
@@ -145,6 +203,7 @@ static const orr_op conv2d = {.name = "conv2d",
                               .n_out = 1,
                               .infer = infer_conv,
                               .label = label_conv,
+                              .rule = rule_groups,
                               .run = run_conv,
                               .grad = grad_conv};
 
@@ -175,7 +234,8 @@ static void label_grad_x(orr_call *c) {
 static orr_status run_grad_x(const orr_work *work, int shard) {
   const orr_view *gy = orr_work_in(work, shard, 0), *w = orr_work_in(work, shard, 1);
   const orr_view *gx = orr_work_out(work, shard, 0);
-  geometry g = geometry_of(&work->args, w->shape + 2);
+  geometry g = geometry_of(&work->args, gx, w);
+  if (is_empty(gx)) return ORR_OK;
   if (for_onednn(gy) && orr_onednn_supports_conv_backward_data(&g.dnn, gy, w, gx))
     return orr_onednn_conv_backward_data(&g.dnn, gy, w, gx);
   orr_k_conv2d_back_data(gy, w, &g.window, g.dnn.groups, gx);
@@ -190,6 +250,7 @@ static orr_status grad_grad_x(orr_grad *g) {
 }
 
 static const orr_op conv2d_grad_x = {.name = "conv2d_grad_x",
+                                     .code = GRAD_X,
                                      .flags = ORR_OP_CHANNELS_LAST | ORR_OP_MULTILINEAR,
                                      .partial = ORR_SUM,
                                      .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
@@ -197,10 +258,11 @@ static const orr_op conv2d_grad_x = {.name = "conv2d_grad_x",
                                      .n_out = 1,
                                      .infer = infer_grad_x,
                                      .label = label_grad_x,
+                                     .rule = rule_groups,
                                      .run = run_grad_x,
                                      .grad = grad_grad_x};
 
-/* ---- the gradients of w, and with code 1 of b: x, g ---- */
+/* ---- the gradients of w, and with code GRAD_WB of b: x, g ---- */
 
 static orr_status infer_grad_w(orr_call *c) {
   ORR_TRY(check_inputs(c));
@@ -219,15 +281,15 @@ static void label_grad_w(orr_call *c) {
   c->in_label[0][0] = c->in_label[1][0] = LABEL_N;
   if (!one_group(c)) return;
   c->in_label[1][1] = c->out_label[0][0] = LABEL_O;
-  if (c->op->code) c->out_label[1][0] = LABEL_O;
+  if (c->op->code == GRAD_WB) c->out_label[1][0] = LABEL_O;
   else c->in_label[0][1] = c->out_label[0][1] = LABEL_C;
 }
 
 static orr_status run_grad_w(const orr_work *work, int shard) {
   const orr_view *x = orr_work_in(work, shard, 0), *gy = orr_work_in(work, shard, 1);
   const orr_view *gw = orr_work_out(work, shard, 0);
-  const orr_view *gb = work->op->code ? orr_work_out(work, shard, 1) : NULL;
-  geometry g = geometry_of(&work->args, gw->shape + 2);
+  const orr_view *gb = work->op->code == GRAD_WB ? orr_work_out(work, shard, 1) : NULL;
+  geometry g = geometry_of(&work->args, x, gw);
   if (for_onednn(x) && orr_onednn_supports_conv_backward_weights(&g.dnn, x, gy, gw, gb))
     return orr_onednn_conv_backward_weights(&g.dnn, x, gy, gw, gb);
   orr_k_conv2d_back_weight(x, gy, &g.window, g.dnn.groups, gw);
@@ -243,6 +305,7 @@ static orr_status grad_grad_w(orr_grad *g) {
 }
 
 static const orr_op conv2d_grad_w = {.name = "conv2d_grad_w",
+                                     .code = GRAD_W,
                                      .flags = ORR_OP_MULTILINEAR,
                                      .partial = ORR_SUM,
                                      .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
@@ -250,15 +313,17 @@ static const orr_op conv2d_grad_w = {.name = "conv2d_grad_w",
                                      .n_out = 1,
                                      .infer = infer_grad_w,
                                      .label = label_grad_w,
+                                     .rule = rule_groups,
                                      .run = run_grad_w,
                                      .grad = grad_grad_w};
 static const orr_op conv2d_grad_wb = {.name = "conv2d_grad_wb",
-                                      .code = 1,
+                                      .code = GRAD_WB,
                                       .partial = ORR_SUM,
                                       .n_in = 2,
                                       .n_out = 2,
                                       .infer = infer_grad_w,
                                       .label = label_grad_w,
+                                      .rule = rule_groups,
                                       .run = run_grad_w};
 
 /* ---- conv_transpose2d: args.i: strides, paddings, output paddings, dilations, groups ---- */

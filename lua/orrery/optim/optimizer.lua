@@ -112,6 +112,12 @@ local function settle(self, plan)
   end
 end
 
+-- State of parameter p, all zero; half-precision parameters keep theirs in f32.
+local function zero_state(p)
+  local state, dtype = p:zeros_like(), p:dtype()
+  return (dtype == "f16" or dtype == "bf16") and state:to("f32") or state
+end
+
 -- Puts parameter `index` in the bucket of those with the same step count: the kernels take one
 -- count a list.
 local function put(self, plan, k, index, p, slots)
@@ -127,7 +133,7 @@ local function put(self, plan, k, index, p, slots)
   bucket.params[n], bucket.indices[n] = p, index
   for _, slot in ipairs(slots) do
     local store = self._slots[slot]
-    if not store[index] then store[index] = p:zeros_like() end
+    if not store[index] then store[index] = zero_state(p) end
     bucket.state[slot][n] = store[index]
   end
   plan.bucket[k], plan.place[k] = bucket, n
@@ -177,7 +183,7 @@ local function follow(self)
     for _, p in ipairs(group.params) do
       index = index + 1
       for _, store in pairs(self._slots) do
-        if store[index] then store[index] = p:zeros_like():copy_(core.snapshot(store[index])) end
+        if store[index] then store[index] = zero_state(p):copy_(core.snapshot(store[index])) end
       end
     end
   end
@@ -300,7 +306,7 @@ function Optimizer:load_state(state)
       self._steps[index] = state.steps[index]
       for slot, store in pairs(self._slots) do
         local tensor = (state.slots[slot] or {})[index]
-        store[index] = tensor and p:zeros_like():copy_(tensor) or nil
+        store[index] = tensor and zero_state(p):copy_(tensor) or nil
       end
     end
   end
