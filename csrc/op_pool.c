@@ -89,16 +89,20 @@ static orr_status run_max(const orr_work *w, int shard) {
   return ORR_OK;
 }
 
-static orr_status infer_max_grad(orr_call *c) { return infer_restored(c, MAX_SIZES); }
+static orr_status infer_max_grad(orr_call *c) {
+  ORR_TRY(infer_restored(c, MAX_SIZES));
+  c->out_meta[0].dtype = c->in[1]->meta.dtype;
+  return ORR_OK;
+}
 
 static orr_status run_max_grad(const orr_work *w, int shard) {
   orr_window window = window_of(&w->args, true);
-  orr_k_max_pool2d_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), &window,
+  orr_k_max_pool2d_back(orr_work_in(w, shard, 1), orr_work_in(w, shard, 0), &window,
                         orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
-/* in: g, indices. */
+/* in: indices, g. The indices have the stride order of x, which g may have lost. */
 static const orr_op max_pool2d_grad = {.name = "max_pool2d_grad",
                                        .flags = ORR_OP_LIKE_IN,
                                        .n_in = 2,
@@ -109,7 +113,7 @@ static const orr_op max_pool2d_grad = {.name = "max_pool2d_grad",
 
 static orr_status grad_max(orr_grad *g) {
   orr_args args = with_sizes(g->args, MAX_SIZES, &g->x_meta[0]);
-  g->gx[0] = orr_g(g, &max_pool2d_grad, &args, 2, g->gy[0], g->y[1]);
+  g->gx[0] = orr_g(g, &max_pool2d_grad, &args, 2, g->y[1], g->gy[0]);
   return g->status;
 }
 

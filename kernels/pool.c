@@ -1,9 +1,9 @@
 /* pool.c: pooling over rows of lanes (pool.h).
  *
  * Invariant: lanes go along the closer of channels and width of the result.
- * To add a pooling: pool_body.h.
+ * To add a pooling: pool_body.h; pool_tiled.c has the common case of the maximum.
  */
-#include "pool.h"
+#include "pool_tiled.h"
 
 #include <math.h>
 
@@ -107,12 +107,20 @@ static void rows(pool *p, row_fn *f32, row_fn *f64) {
 void orr_k_max_pool2d(const orr_view *x, const orr_window *w, const orr_view *y,
                       const orr_view *indices) {
   pool p = {.from = x, .to = y, .indices = indices, .w = w};
+  if (orr_k_pool_tiles(x, y, indices, w) && (y->shape[1] == 1 || y->stride[1] == 1)) {
+    orr_k_max_pool2d_tiled(x, w, y, indices);
+    return;
+  }
   rows(&p, max_row_f32, max_row_f64);
 }
 
 void orr_k_max_pool2d_back(const orr_view *g, const orr_view *indices, const orr_window *w,
                            const orr_view *gx) {
   pool p = {.from = g, .to = gx, .indices = indices, .w = w};
+  if (orr_k_count(g) && orr_k_pool_tiles(gx, g, indices, w)) {
+    orr_k_max_pool2d_back_tiled(g, indices, w, gx);
+    return;
+  }
   rows(&p, max_back_row_f32, max_back_row_f64);
 }
 
