@@ -1,0 +1,78 @@
+-- Applying a plan to a module: every parameter and buffer to its stage and layout, in place.
+-- Invariant: a parameter keeps its identity; nothing is placed unless everything can be. Where a
+-- tensor goes is decided before, from the plan and shapes alone.
+-- To add a reason for a layout: `words_of`.
+local core = require "orrery.core"
+local check = require "orrery.check"
+local moved = require "orrery.moved"
+
+local unpack = table.unpack or unpack
+
+-- Every tensor of the module once, parameters first.
+local function tensors_of(net)
+  local list, seen = {}, {}
+  local function add(t)
+    if not seen[t] then
+      seen[t] = true
+      list[#list + 1] = t
+    end
+  end
+  for _, t in ipairs(net:parameters()) do add(t) end
+  for _, t in net:named_buffers() do add(t) end
+  return list
+end
+
+-- A word an axis for tensor t on `stage`.
+local function words_of(stage)
+  local words = {}
+  for k in ipairs(stage.axes) do words[k] = "replicate" end
+  return words
+end
+
+-- Copies of every tensor and gradient where they will be, before anything is changed.
+local function copies(tensors, stage_of)
+  local made = {}
+  for k, t in ipairs(tensors) do
+    local stage, grad = stage_of[t], t.grad
+    local words = words_of(stage)
+    made[k] = {
+      tensor = core.distribute(t:detach(), stage.mesh, unpack(words)):clone(),
+      grad = grad and core.distribute(grad:detach(), stage.mesh, unpack(words)):clone(),
+    }
+  end
+  return made
+end
+
+local function set_batch_norm(net, sync)
+  for _, m in ipairs(net:modules()) do
+    if m.sync ~= nil then m.sync = sync end
+  end
+end
+
+local function place_tensors(plan, net, stage_of)
+  local tensors = tensors_of(net)
+  local made = core.no_grad(copies, tensors, stage_of)
+  local data = plan:options "data"
+  local reducer = core.reducer(data.bucket or 25 * 2 ^ 20)
+  for k, t in ipairs(tensors) do
+    t.grad = nil
+    core.replace_(t, made[k].tensor)
+    t.grad = made[k].grad
+    core.set_reducer(t, reducer)
+  end
+  if data.sync_bn == false then set_batch_norm(net, false) end
+  moved.note()
+end
+
+--- See Plan:__call.
+return function(plan, net)
+  if type(net) ~= "table" or type(net.parameters) ~= "function" then
+    check.raise("a plan is applied to a module, not to a %s; place a tensor with plan:place(x)",
+      type(net))
+  end
+  local stages, stage_of = plan:stages(), {}
+  for _, t in ipairs(tensors_of(net)) do stage_of[t] = stages[1] end
+  place_tensors(plan, net, stage_of)
+  net._plan = plan
+  return net
+end

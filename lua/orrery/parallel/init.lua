@@ -1,0 +1,64 @@
+-- Plans: the three coats of the plan language, and what helps to see a plan work.
+-- Invariant: text, literal and constructors are one language, read by one parser.
+-- To add a function: here, its work in a file beside this one.
+local core = require "orrery.core"
+local check = require "orrery.check"
+local Plan = require "orrery.parallel.plan"
+local batch = require "orrery.parallel.place"
+
+-- parallel.data "<0,1>", parallel.data(0, 1, {bucket = ...}), and what says why parallel.data < 0 is
+-- not a plan.
+local function constructor(kind)
+  local function refuse()
+    check.raise("parallel.%s<...> is the literal form: run the script with `orrery`, or load it after "
+      .. "require \"orrery.syntax\"; plain Lua has parallel.%s \"<0,1>\" and parallel.%s(0, 1)",
+      kind, kind, kind)
+  end
+  return setmetatable({}, {
+    __call = function(_, first, ...)
+      if type(first) == "string" and first:find("<", 1, true) then return Plan.parse(first, kind) end
+      return Plan.make(kind, first, ...)
+    end,
+    __lt = refuse,
+    __le = refuse,
+    __tostring = function() return "parallel." .. kind end,
+  })
+end
+
+local parallel = {
+  data = constructor "data",
+  model = constructor "model",
+  tensor = constructor "tensor",
+  whole = batch.whole,
+}
+
+--- The collectives that f queued, summed by kind, axis and size: {op=, axis=, bytes=, count=}.
+---@param f fun()
+---@return {op: string, axis: string, bytes: integer, count: integer}[]
+function parallel.trace(f)
+  core.trace_start()
+  local ok, message = pcall(f)
+  local rows = core.trace_stop()
+  if not ok then error(message, 0) end
+  return rows
+end
+
+--- Names of the parameters that got no gradient since zero_grad.
+---@param net orrery.Module
+---@return string[]
+function parallel.unused(net)
+  local names = {}
+  for name, p in net:named_parameters() do
+    if p.requires_grad and not p.grad then names[#names + 1] = name end
+  end
+  return names
+end
+
+--- Trains a small net on one device and under the plan (default: data over all devices), compares
+--- losses and weights, and sends a tensor between every two devices and back. Prints what it finds;
+--- raises where something differs.
+---@param plan? orrery.Plan|string
+---@return boolean
+function parallel.selftest(plan) return require("orrery.parallel.selftest")(plan) end
+
+return setmetatable(parallel, { __call = function(_, text) return Plan.parse(text) end })
