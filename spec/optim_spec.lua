@@ -264,7 +264,7 @@ describe("optimisers", function()
     local ga, gb = parameter(start):detach(), parameter(start):detach()
     a.grad, b.grad = ga, gb
     local function garbage(step)
-      for _ = 1, 10 do step() end
+      for _ = 1, 500 do step() end -- compiled traces are memory, too
       collectgarbage()
       collectgarbage()
       collectgarbage("stop")
