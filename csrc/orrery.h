@@ -150,8 +150,8 @@ ORR_API bool orrery_grad_mode(bool on);
  * refused with the reason and the nearest that can. */
 ORR_API orr_status orrery_mesh(const char *text, const orr_mesh **out);
 /* The same value on the mesh: "replicate", "shard(d)" (balanced parts of dimension d, from 1),
- * or "partial(sum)", for every axis; ignored on one device. Recorded for backward. Where nothing
- * moves, memory is shared. */
+ * or "partial(sum)", for every axis; ignored on one device. Recorded for backward. Memory is
+ * shared where nothing moves. */
 ORR_API orr_status orrery_distribute(orr_tensor *t, const orr_mesh *mesh, const char *placement,
                                      orr_tensor **out);
 
