@@ -90,6 +90,18 @@ static orr_tensor *composed(orr_grad *g, int which) {
     }
     case ORR_BIN_maximum:
     case ORR_BIN_minimum: return orr_g_mul(g, gy, wins(g, g->op->code, which));
+    case ORR_BIN_fmod:
+    case ORR_BIN_remainder: {
+      int whole = g->op->code == ORR_BIN_fmod ? ORR_UN_trunc : ORR_UN_floor;
+      if (!which) return gy;
+      return orr_g_scale(g, orr_g_mul(g, gy, orr_g_unary(g, whole, orr_g_div(g, a, b))), -1);
+    }
+    case ORR_BIN_atan2: {
+      orr_tensor *norm = orr_g_add(g, orr_g_unary(g, ORR_UN_square, a),
+                                   orr_g_unary(g, ORR_UN_square, b));
+      orr_tensor *slope = orr_g_div(g, orr_g_mul(g, gy, which ? a : b), norm);
+      return which ? orr_g_scale(g, slope, -1) : slope;
+    }
     default: return NULL;
   }
 }
@@ -172,6 +184,11 @@ static orr_status grad_scalar(orr_grad *g) {
         break;
       }
       return orr_fail(ORR_EARG, "%s of a number by a tensor has no gradient", g->op->name);
+    case ORR_BIN_atan2: {
+      orr_tensor *norm = orr_g_shift(g, orr_g_unary(g, ORR_UN_square, x), s * s);
+      g->gx[0] = orr_g_div(g, orr_g_scale(g, gy, first ? -s : s), norm);
+      break;
+    }
     default: return orr_fail(ORR_EARG, "%s with a number has no gradient", g->op->name);
   }
   return g->status;

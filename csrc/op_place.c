@@ -171,6 +171,16 @@ static orr_status choose(chooser *s) {
   return ORR_OK;
 }
 
+/* Bounds that an op's own row took from t's layout, where both axes shard one dim, fit only while
+ * axis 0 stays as it is. */
+static void drop_stale_bounds(const orr_tensor *t, orr_place *in) {
+  const orr_place *now = t->layout->axis;
+  if (t->layout->mesh->n_axes < 2 || now[0].kind != ORR_SHARD || now[1].kind != ORR_SHARD ||
+      now[0].dim != now[1].dim || in[1].bounds != now[1].bounds)
+    return;
+  if (in[0].kind != ORR_SHARD || in[0].bounds != now[0].bounds) in[1].bounds = NULL;
+}
+
 /* The bounds that out's shard will have must live on: they are copied by orr_layout_new. */
 static orr_status settle(orr_call *c, const orr_mesh *mesh, orr_place (*in)[ORR_MAX_AXES],
                          orr_place (*out)[ORR_MAX_AXES], orr_layout **want,
@@ -178,6 +188,7 @@ static orr_status settle(orr_call *c, const orr_mesh *mesh, orr_place (*in)[ORR_
   for (int k = 0; k < c->n_in; k++) {
     const orr_tensor *t = c->in[k];
     if (!t) continue;
+    drop_stale_bounds(t, in[k]);
     ORR_TRY(orr_layout_new(mesh, in[k], t->meta.ndim, t->meta.shape, &want[k]));
     if (!orr_layout_equal(want[k], t->layout)) continue;
     orr_layout_free(want[k]);

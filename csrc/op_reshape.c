@@ -118,11 +118,27 @@ const orr_op orr_op_view = {.name = "view",
                             .view = view_view,
                             .grad = grad_view};
 
+/* Whether the shards are dense and row-major, and stay so when placing gathers them: the stride of a
+ * dim that is 1 on a shard alone then orders the whole. */
+static bool is_row_major(const orr_tensor *t) {
+  if (!orr_tensor_is_contiguous(t)) return false;
+  if (orr_tensor_is_single(t)) return true;
+  for (int r = 0; r < t->n; r++) {
+    int64_t outer = INT64_MAX;
+    for (int d = 0; d < t->meta.ndim; d++) {
+      if (t->meta.shape[d] == 1) continue;
+      if (t->shard[r].stride[d] > outer) return false;
+      outer = t->shard[r].stride[d];
+    }
+  }
+  return true;
+}
+
 static orr_status compose_reshape(const orr_op *op, orr_tensor *const *in, int n_in,
                                   const orr_args *args, orr_tensor **out) {
   (void)op;
   (void)n_in;
-  if (orr_tensor_is_contiguous(in[0])) return orr_call1(&orr_op_view, in[0], args, out);
+  if (is_row_major(in[0])) return orr_call1(&orr_op_view, in[0], args, out);
   orr_tensor *packed;
   ORR_TRY(orr_call1(&orr_op_pack, in[0], NULL, &packed));
   orr_status status = orr_call1(&orr_op_view, packed, args, out);
