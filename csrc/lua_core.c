@@ -43,13 +43,36 @@ static bool find_frame(lua_State *L, lua_Debug *ar) {
   return false;
 }
 
-static lua_State *running = NULL; /* the state of the call in hand, for orr_where_hook */
+static lua_State *running = NULL; /* the state of the call in hand, for the hooks below */
 
 static void where(const char **source, int *line) {
   lua_Debug ar;
   if (!running || !find_frame(running, &ar)) return;
   *source = ar.source[0] == '@' || ar.source[0] == '=' ? ar.source + 1 : "script";
   *line = ar.currentline;
+}
+
+/* What the function given to watch_layer says of the layer in hand, for messages of memory. */
+static int layer = LUA_NOREF;
+
+static const char *layer_in_hand(void) {
+  static char text[128];
+  text[0] = 0;
+  if (!main_state || !running || layer == LUA_NOREF || !lua_checkstack(running, 8)) return text;
+  lua_rawgeti(running, LUA_REGISTRYINDEX, layer);
+  if (!lua_pcall(running, 0, 1, 0) && lua_type(running, -1) == LUA_TSTRING)
+    snprintf(text, sizeof text, "%s", lua_tostring(running, -1));
+  lua_pop(running, 1);
+  return text;
+}
+
+/* watch_layer(f): f() names the layer in hand, or gives nil. */
+static int watch_layer(lua_State *L) {
+  luaL_checktype(L, 1, LUA_TFUNCTION);
+  lua_settop(L, 1);
+  luaL_unref(L, LUA_REGISTRYINDEX, layer);
+  layer = luaL_ref(L, LUA_REGISTRYINDEX);
+  return 0;
 }
 
 int orr_lua_raise(lua_State *L, orr_status status) {
@@ -129,10 +152,11 @@ orr_tensor **orr_lua_list(lua_State *L, int index, int *n) {
 
 /* ---- the module ---- */
 
-static void collect_garbage(bool full) {
-  if (!main_state) return;
+static size_t collect_garbage(bool full) {
+  if (!main_state) return 0;
   lua_gc(main_state, LUA_GCCOLLECT, 0);
   if (full) lua_gc(main_state, LUA_GCCOLLECT, 0);
+  return (size_t)lua_gc(main_state, LUA_GCCOUNT, 0) << 10;
 }
 
 static int set_library(lua_State *L) {
@@ -157,6 +181,8 @@ static int close_engine(lua_State *L) {
     main_state = NULL;
     orr_collect_hook = NULL;
     orr_where_hook = NULL;
+    orr_alloc_context_hook = NULL;
+    layer = LUA_NOREF;
     orr_devices_close();
   }
   return 0;
@@ -202,15 +228,16 @@ __attribute__((visibility("default"))) int luaopen_orrery_core(lua_State *L) {
   static int (*const parts[])(lua_State *) = {
       orr_lua_open_op,    orr_lua_open_tensor, orr_lua_open_index, orr_lua_open_create,
       orr_lua_open_device, orr_lua_open_tape,  orr_lua_open_place, orr_lua_open_optim,
-      orr_lua_open_random,
+      orr_lua_open_random, orr_lua_open_step,
   };
   static const luaL_Reg functions[] = {
       {"is_tensor", is_tensor}, {"set_library", set_library},
-      {"tensor_metatable", tensor_metatable}, {NULL, NULL}};
+      {"tensor_metatable", tensor_metatable}, {"watch_layer", watch_layer}, {NULL, NULL}};
   main_state = main_thread(L);
   running = main_state;
   orr_collect_hook = collect_garbage;
   orr_where_hook = where;
+  orr_alloc_context_hook = layer_in_hand;
   orr_lua_try(L, orr_devices_open());
   close_with(L);
   make_metatable(L);

@@ -457,13 +457,32 @@ static orr_status on_mesh_of(const orr_tensor *where, orr_tensor *t, orr_tensor 
   return orr_redistribute(t, orr_layout_replicate(where->layout->mesh), out);
 }
 
+static bool held = false;
+
+void orr_bn_hold(bool on) { held = on; }
+
+/* The count of a row of statistics as a tensor (1) beside them. */
+static orr_status counts_of(const orr_tensor *where, const statistics *s, orr_tensor **out) {
+  orr_meta one = {.dtype = where->meta.dtype, .ndim = 1, .shape = {1}};
+  orr_args args = {.f = {s->args.f[COUNT]}};
+  const orr_mesh *mesh = where->layout->mesh;
+  return orr_create(&orr_op_full, &one,
+                    mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]),
+                    &args, out);
+}
+
 static orr_status move_running(orr_tensor *mean, orr_tensor *var, const statistics *s) {
   orr_tensor *in[5] = {mean, var, NULL, NULL, NULL}, *from[3] = {s->mean, s->sumsq, s->counts};
   orr_args args = s->args;
   args.f[1] = s->momentum;
   orr_status status = ORR_OK;
   for (int k = 0; k < 3 && !status; k++) status = on_mesh_of(mean, from[k], &in[2 + k]);
-  if (!status) status = orr_dispatch(&orr_op_bn_running_, in, 5, &args, false, NULL);
+  if (!status && orr_bn_deferring()) {
+    if (!in[4]) status = counts_of(mean, s, &in[4]);
+    if (!status) status = orr_bn_defer(mean, var, s->momentum, in[2], in[3], in[4]);
+    in[4] = NULL;
+  } else if (!status)
+    status = orr_dispatch(&orr_op_bn_running_, in, 5, &args, false, NULL);
   for (int k = 2; k < 5; k++)
     if (in[k]) orr_tensor_free(in[k]);
   return status;
@@ -474,7 +493,7 @@ static orr_status find_statistics(orr_tensor *x, orr_tensor *const *in, const or
   orr_args of_rstd;
   if (args->i[0]) {
     ORR_TRY(batch_statistics(x, args->i[1] != 0, s));
-    if (in[3] && in[4]) ORR_TRY(move_running(in[3], in[4], s));
+    if (in[3] && in[4] && !held) ORR_TRY(move_running(in[3], in[4], s));
     of_rstd = s->args;
   } else {
     s->args.f[COUNT] = 0;

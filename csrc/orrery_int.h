@@ -220,8 +220,8 @@ void orr_set_memory_limit(orr_device *d, size_t bytes); /* 0: none */
 void orr_reset_peak(orr_device *d);
 void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once; <0: never */
 /* Called when memory is short (full = true) or the budget since the last call is spent: collects
- * the script language's garbage. Set by the binding. */
-extern void (*orr_collect_hook)(bool full);
+ * the script language's garbage, and gives the bytes of its heap. Set by the binding. */
+extern size_t (*orr_collect_hook)(bool full);
 /* Says what the out-of-memory message appends: op, layer. Set by op.c. */
 extern const char *(*orr_alloc_context_hook)(void);
 
@@ -291,6 +291,8 @@ orr_status orr_tensor_shard(const orr_tensor *t, int rank, orr_tensor **out);
  * must share their memory with nobody; it moves, and they are left without. */
 orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor *const *part,
                            orr_tensor **out);
+/* Part `part` of `parts` of each shard's rows (dimension 0), as a view: a micro-batch. */
+orr_status orr_tensor_micro(const orr_tensor *t, int part, int parts, orr_tensor **out);
 /* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
 /* Sets requires_grad; gives the tensor its creation serial the first time. */
@@ -495,6 +497,8 @@ orr_status orr_run_call(orr_call *c);
 orr_status orr_stages_add(const orr_mesh *const *stage, int n);
 /* The later of two stages of one pipeline; NULL where no pipeline holds both. */
 const orr_mesh *orr_stages_later(const orr_mesh *a, const orr_mesh *b);
+/* The stage being run: two of its pipeline's meshes meet on it. NULL: none. */
+void orr_stages_set(const orr_mesh *mesh);
 /* The layout of t on another stage: split by the same axes and dims where that mesh has them, else
  * replicated. Owned. */
 orr_status orr_stages_layout(const orr_tensor *t, const orr_mesh *mesh, orr_layout **out);

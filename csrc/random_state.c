@@ -11,6 +11,12 @@ const char *const orr_random_stream_names[ORR_N_STREAMS] = {"user", "init", "dro
 static orr_random_state state;
 static orr_random_stream used = ORR_STREAM_USER;
 
+static orr_random_micro micro;
+
+void orr_random_set_micro(const orr_random_micro *m) { micro = *m; }
+
+orr_random_micro orr_random_get_micro(void) { return micro; }
+
 void orr_random_seed(uint64_t seed) {
   memset(&state, 0, sizeof state);
   state.seed = seed;

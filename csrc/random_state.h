@@ -26,6 +26,14 @@ typedef struct orr_random_state {
   } stream[ORR_N_STREAMS];
 } orr_random_state;
 
+/* The micro-batch being run: part `part` of `parts` of each of the `shards` balanced cuts of a batch
+ * of `rows`. rows 0: none. */
+typedef struct orr_random_micro {
+  int64_t rows, shards, parts, part;
+} orr_random_micro;
+void orr_random_set_micro(const orr_random_micro *micro);
+orr_random_micro orr_random_get_micro(void);
+
 /* Starts every stream anew. */
 void orr_random_seed(uint64_t seed);
 orr_random_state orr_random_get(void);

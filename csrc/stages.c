@@ -41,10 +41,16 @@ static int position(const pipeline *p, const orr_mesh *mesh) {
   return -1;
 }
 
+static const orr_mesh *current = NULL;
+
+void orr_stages_set(const orr_mesh *mesh) { current = mesh; }
+
 const orr_mesh *orr_stages_later(const orr_mesh *a, const orr_mesh *b) {
   for (const pipeline *p = first; p; p = p->next) {
     int at = position(p, a), bt = position(p, b);
-    if (at >= 0 && bt >= 0) return at > bt ? a : b;
+    if (at < 0 || bt < 0) continue;
+    if (current == a || current == b) return current;
+    return at > bt ? a : b;
   }
   return NULL;
 }
