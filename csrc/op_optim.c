@@ -1,7 +1,7 @@
 /* op_optim.c: the multi-tensor ops that optimisers and clipping are made of (op_optim.h).
  *
- * Invariant: a call holds tensors of one mesh; parameters keep their placement, states and gradients
- * take it. Sums over a list count a replicated element once, a sharded one where it lies, and a
+ * Invariant: a call holds tensors of one mesh; parameters keep their placement, states have it and
+ * gradients take it. Sums over a list count a replicated element once, a sharded one where it lies, and a
  * Partial one after its reduction.
  * To add an optimiser: unpack its options from args.f in a run function; an op; a step function.
  */
@@ -27,6 +27,9 @@ static orr_status check_item(const orr_call *c, int k, int n, int states) {
       return orr_fail(ORR_EARG, "%s of parameter %d, %s, must be contiguous and of its shape",
                       s == 0 ? "memory" : t == g ? "the gradient" : "a state", k + 1,
                       orr_tensor_text(p, text, sizeof text));
+    if (s && t != g && !orr_layout_equal(t->layout, p->layout))
+      return orr_fail(ORR_EARG, "a state of parameter %d stands elsewhere than it, %s", k + 1,
+                      orr_tensor_text(p, text, sizeof text));
     if (s && t != g && t->meta.dtype != of_state)
       return orr_fail(ORR_EARG, "the states of an %s parameter are %s, not %s",
                       orr_dtype_name(p->meta.dtype), orr_dtype_name(of_state),
@@ -45,7 +48,7 @@ static orr_status infer_step(orr_call *c) {
   return ORR_OK;
 }
 
-/* Parameters stay; the rest follows them. */
+/* Parameters stay; the rest stands where they do. */
 static int rule_step(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
   int n = (int)c->args.i[0];
   *only = true;
@@ -165,9 +168,27 @@ typedef struct step {
   orr_args args;
 } step;
 
-/* in: the group's tensors; gradients that are not dense are packed (owned, at the end of in). */
+/* The gradient as the step reads it: placed as its parameter and dense. *owned: NULL where it
+ * already is. */
+static orr_status settle_grad(const orr_tensor *param, orr_tensor *grad, orr_tensor **owned) {
+  orr_tensor *moved = NULL;
+  *owned = NULL;
+  if (!orr_layout_equal(grad->layout, param->layout)) {
+    ORR_TRY(orr_redistribute(grad, param->layout, &moved));
+    grad = moved;
+  }
+  if (orr_tensor_is_contiguous(grad)) {
+    *owned = moved;
+    return ORR_OK;
+  }
+  orr_status status = orr_call1(&orr_op_pack, grad, NULL, owned);
+  if (moved) orr_tensor_free(moved);
+  return status;
+}
+
+/* in: the group's tensors; gradients that had to be moved or packed stand, owned, at its end. */
 static orr_status dispatch_step(const step *s, const group *g, orr_tensor **in) {
-  int n = g->n, states = s->lists->n_states, packed = 0;
+  int n = g->n, states = s->lists->n_states, made = 0;
   orr_status status = ORR_OK;
   orr_args args = s->args;
   args.i[0] = n;
@@ -177,15 +198,12 @@ static orr_status dispatch_step(const step *s, const group *g, orr_tensor **in) 
     orr_tensor *grad = s->lists->grad[g->from[k]];
     in[k] = s->lists->param[g->from[k]];
     for (int j = 0; j < states; j++) in[n * (1 + j) + k] = s->lists->state[j][g->from[k]];
-    if (!orr_tensor_is_contiguous(grad)) {
-      status = orr_call1(&orr_op_pack, grad, NULL, &owned[packed]);
-      if (status) break;
-      grad = owned[packed++];
-    }
+    status = settle_grad(in[k], grad, &owned[made]);
+    if (!status && owned[made]) grad = owned[made++];
     in[n * (1 + states) + k] = grad;
   }
   if (!status) status = orr_dispatch(s->op, in, n * (2 + states), &args, false, NULL);
-  while (packed) orr_tensor_free(owned[--packed]);
+  while (made) orr_tensor_free(owned[--made]);
   return status;
 }
 

@@ -48,7 +48,12 @@ function clip.clip_grad_value(params, max)
   check.number("clip_grad_value", "max", max, 0)
   local list = gradients(params)
   core.no_grad(function()
-    for i = 1, #list do list[i]:copy_(list[i]:clamp(-max, max)) end
+    for i = 1, #list do
+      local limited = list[i]:clamp(-max, max)
+      -- Partial sums are added up first, so that the gradient then stands elsewhere.
+      if limited:layout() == list[i]:layout() then list[i]:copy_(limited)
+      else core.replace_(list[i], limited) end
+    end
   end)
 end
 
