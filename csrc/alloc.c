@@ -18,7 +18,11 @@
 #define SMALLEST ((size_t)64)
 #define BIG ((size_t)4 << 20)
 #define BIG_STEP ((size_t)2 << 20)
-#define BUDGET ((size_t)64 << 20)
+/* Bytes between two collections: few, so that garbage stays in the processor's caches. */
+#define BUDGET ((size_t)8 << 20)
+#define HEAP_SHARE 8
+#define HEADERS ((size_t)256) /* of a tensor, beside its block */
+#define MOST_BUDGET ((size_t)256 << 20)
 #define LARGEST ((size_t)1 << 56)
 #define EIGHTHS 8
 #define N_BINS (57 * EIGHTHS)
@@ -29,7 +33,7 @@ typedef struct pool {
   orr_buffer *bare;        /* structs without a block */
 } pool;
 
-void (*orr_collect_hook)(bool full) = NULL;
+size_t (*orr_collect_hook)(bool full) = NULL;
 const char *(*orr_alloc_context_hook)(void) = NULL;
 
 static int64_t fail_after = -1;
@@ -110,18 +114,21 @@ static size_t trim(orr_device *d) {
   return freed;
 }
 
+/* Collecting costs what the script's heap holds: the larger it is, the rarer. */
 static void collect(bool full) {
   if (!orr_collect_hook || collecting) return;
   collecting = true;
   since_collection = 0;
-  orr_collect_hook(full);
+  size_t heap = orr_collect_hook(full);
   collecting = false;
   size_t live = 0;
   for (int k = 0; k < orr_device_count(); k++) {
     const orr_device *d = orr_device_at(k);
     if (d->kind != ORR_DEVICE_META) live += d->live;
   }
-  budget = live > BUDGET ? live : BUDGET;
+  budget = HEAP_SHARE * heap < MOST_BUDGET ? HEAP_SHARE * heap : MOST_BUDGET;
+  if (budget < BUDGET) budget = BUDGET;
+  if (budget < live) budget = live;
 }
 
 /* ---- out of memory ---- */
@@ -270,7 +277,7 @@ orr_status orr_buffer_new(orr_device *d, size_t bytes, orr_buffer **out) {
   if (!refuse && (bytes == 0 || d->kind == ORR_DEVICE_META)) return bare_buffer(d, bytes, out);
   size_t capacity = round_up(bytes);
   int bin = bin_of(capacity);
-  since_collection += capacity;
+  since_collection += capacity + HEADERS;
   if (since_collection > budget) collect(false);
   orr_buffer *b = refuse ? NULL : p->bin[bin];
   if (b) {

@@ -65,6 +65,7 @@ static int grad_mode(lua_State *L) {
 
 /* hold_gradients(true), hold_gradients(false, scale) */
 static int hold(lua_State *L) {
+  orr_lua_enter(L);
   orr_lua_try(L, lua_toboolean(L, 1) ? orr_hold_begin() : orr_hold_end(luaL_checknumber(L, 2)));
   return 0;
 }

@@ -26,7 +26,7 @@ local hidden = {
   hold_gradients = true, profile_start = true, profile_stop = true, mesh = true, mesh_of = true,
   distribute = true, placements = true, from_shards = true, set_batch = true, trace_start = true,
   trace_stop = true, reducer = true, set_reducer = true, plan = true, line = true,
-  tensor_metatable = true, op_table = true, snapshot = true,
+  tensor_metatable = true, watch_layer = true, op_table = true, snapshot = true,
 }
 
 require("orrery.tensor").install(orrery)
