@@ -22,7 +22,7 @@ static const orr_op *const *const families[] = {
     orr_ops_unary, orr_ops_binary, orr_ops_copy,  orr_ops_create, orr_ops_shape,
     orr_ops_reduce, orr_ops_matmul, orr_ops_softmax, orr_ops_index, orr_ops_conv,
     orr_ops_pool,  orr_ops_norm,   orr_ops_loss,  orr_ops_optim,  orr_ops_random,
-    orr_ops_moments, orr_ops_scan, orr_ops_sort,  orr_ops_move,
+    orr_ops_moments, orr_ops_scan, orr_ops_sort,  orr_ops_move, orr_ops_attention,
 };
 
 int orr_op_count(void) {

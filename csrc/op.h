@@ -13,7 +13,7 @@ extern const orr_op *const orr_ops_unary[], *const orr_ops_binary[], *const orr_
     *const orr_ops_matmul[], *const orr_ops_softmax[], *const orr_ops_index[],
     *const orr_ops_conv[], *const orr_ops_pool[], *const orr_ops_norm[], *const orr_ops_loss[],
     *const orr_ops_optim[], *const orr_ops_random[], *const orr_ops_moments[],
-    *const orr_ops_scan[], *const orr_ops_sort[], *const orr_ops_move[];
+    *const orr_ops_scan[], *const orr_ops_sort[], *const orr_ops_move[], *const orr_ops_attention[];
 
 /* op_dims.c: infer and label for ops whose shapes are their `dims`. */
 orr_status orr_infer_dims(orr_call *c);
