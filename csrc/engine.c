@@ -26,9 +26,12 @@ static uint64_t next_random(void) {
   return x * 0x2545F4914F6CDD1Dull >> 32;
 }
 
+/* With the device's own team, as its thread would have: libraries cut sums by it. */
 static bool step(orr_queue *q) {
   orr_engine.running = true;
+  orr_cpu_team(q->device->threads);
   bool ran = orr_queue_step(q);
+  orr_cpu_team(orr_device_at(0)->threads);
   orr_engine.running = false;
   return ran;
 }

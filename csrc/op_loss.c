@@ -105,7 +105,7 @@ static orr_status grad_cross_entropy(orr_grad *g) {
 }
 
 static const orr_op cross_entropy_rows = {
-    .name = "cross_entropy_rows",
+    .name = "cross_entropy",
     .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
     .n_in = 2,
     .n_out = 2,
@@ -158,7 +158,7 @@ static orr_status grad_nll(orr_grad *g) {
   return g->status;
 }
 
-static const orr_op nll_rows = {.name = "nll_loss_rows",
+static const orr_op nll_rows = {.name = "nll_loss",
                                 .save = ORR_SAVE_IN(1),
                                 .n_in = 2,
                                 .n_out = 1,

@@ -101,11 +101,11 @@ function functions.accumulate(batches, f)
       loss:backward()
       count = count + (core.is_tensor(n) and n:item() or n)
     end
+    for _, loss in ipairs(losses) do total = total + loss:item() end
   end)
   local held, reason = pcall(core.hold_gradients, false, ok and count > 0 and 1 / count or 0)
   if not ok then error(message, 0) end
   if not held then error(reason, 0) end
-  for _, loss in ipairs(losses) do total = total + loss:item() end
   return count > 0 and total / count or 0
 end
 
