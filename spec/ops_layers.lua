@@ -130,6 +130,17 @@ return function(row, inputs, with)
       sample({ 3, 2 }, false, true, false) }
   end, second = false, tolerance = norm_tolerance, dtypes = { "f32" } })
 
+  -- ---- attention: q (N, H, T, D), k and v (N, H, S, D) ----
+
+  row("scaled_dot_product_attention", { samples = function(rand)
+    local function sample(n, h, t, s, d, e, ...)
+      local q, k, v = rand.grid { n, h, t, d }, rand.grid { n, h, s, d }, rand.grid { n, h, s, e }
+      return with(inputs(q, k, v), { args = { ... } })
+    end
+    return { sample(3, 2, 4, 4, 3, 3), sample(2, 3, 4, 4, 2, 2, true), sample(5, 1, 2, 6, 3, 2),
+      sample(1, 2, 3, 3, 4, 4, true, 0.3), sample(2, 1, 1, 1, 2, 1), sample(0, 2, 3, 3, 2, 2) }
+  end, ref = ref.attention, second = false, tolerance = { f32 = 1e-4, f16 = 2e-2, bf16 = 0.15 } })
+
   -- ---- dropout: the mask depends on the global index alone ----
 
   row("dropout", { samples = function(rand)

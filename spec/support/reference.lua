@@ -186,6 +186,19 @@ function reference.linear(x, w, b)
   return b and array.map(function(p, q) return p + q end, y, b) or y
 end
 
+--- softmax(scale q k^T) v; causal: row i sees positions up to i.
+function reference.attention(q, k, v, causal, scale)
+  scale = scale and scale ~= 0 and scale or 1 / sqrt(q.shape[4])
+  local t, s = q.shape[3], k.shape[3]
+  local p = reference.matmul(q, array.permute(k, { 1, 2, 4, 3 }))
+  p = array.build(p.shape, function(i)
+    if causal and i[4] > i[3] then return -huge end
+    return scale * p.data[array.at(p, i)]
+  end)
+  assert(not causal or t == s)
+  return reference.matmul(array.along(p, 4, reference.softmax), v)
+end
+
 -- ---- convolution and pooling: o holds sh sw ph pw dh dw groups (and oph opw) ----
 
 function reference.conv2d(x, w, b, o)
