@@ -34,7 +34,8 @@ static int mesh(lua_State *L) {
     lua_pop(L, 1);
   }
   const orr_mesh *m;
-  orr_lua_try(L, orr_mesh_get(n_axes, size, name, device, &m));
+  if (n_axes == 0) m = orr_mesh_single(device[0]);
+  else orr_lua_try(L, orr_mesh_get(n_axes, size, name, device, &m));
   lua_pushlightuserdata(L, (void *)m);
   return 1;
 }
@@ -175,6 +176,11 @@ static int set_batch(lua_State *L) {
   return 1;
 }
 
+static int is_batch(lua_State *L) {
+  lua_pushboolean(L, orr_lua_check(L, 1)->is_batch);
+  return 1;
+}
+
 /* ---- trace ---- */
 
 static int trace_start(lua_State *L) {
@@ -236,6 +242,7 @@ int orr_lua_open_place(lua_State *L) {
                                        {"placements", placements},
                                        {"from_shards", from_shards},
                                        {"set_batch", set_batch},
+                                       {"is_batch", is_batch},
                                        {"trace_start", trace_start},
                                        {"trace_stop", trace_stop},
                                        {"reducer", reducer},

@@ -1,5 +1,4 @@
-/* lua_step.c: what lua/orrery/parallel/step.lua asks of the engine: micro-batches, backward in
- * pieces, the stage being run, random positions, statistics of a step.
+/* lua_step.c: what lua/orrery/parallel/step.lua asks of the engine: backward in pieces, the stage being run, random positions, statistics of a step.
  *
  * Invariant: a backward that was started is ended by its userdata's collection at the latest.
  * To add a function: its row at the end.
@@ -10,16 +9,6 @@
 #include "random_state.h"
 
 #define RUN "orrery.Backward"
-
-/* micro(x, part, parts): from 1. */
-static int micro(lua_State *L) {
-  orr_tensor *t = orr_lua_check(L, 1), *y;
-  int part = (int)luaL_checkinteger(L, 2), parts = (int)luaL_checkinteger(L, 3);
-  if (part < 1 || part > parts) return orr_lua_error(L, "micro: part %d of %d", part, parts);
-  orr_lua_try(L, orr_tensor_micro(t, part - 1, parts, &y));
-  orr_lua_push(L, y);
-  return 1;
-}
 
 /* backward_start(loss, seed): a run; seed scales the gradient of the loss. */
 static int backward_start(lua_State *L) {
@@ -86,14 +75,24 @@ static int random_position(lua_State *L) {
   return 2;
 }
 
-/* random_micro(rows, shards, parts, part from 1), or random_micro() for none. */
+/* random_micro(rows, first from 1, n), or random_micro() for none. */
 static int random_micro(lua_State *L) {
   orr_random_micro m = {0};
   if (lua_type(L, 1) == LUA_TNUMBER)
-    m = (orr_random_micro){(int64_t)lua_tonumber(L, 1), (int64_t)luaL_checknumber(L, 2),
-                           (int64_t)luaL_checknumber(L, 3), (int64_t)luaL_checknumber(L, 4) - 1};
+    m = (orr_random_micro){(int64_t)lua_tonumber(L, 1), (int64_t)luaL_checknumber(L, 2) - 1,
+                           (int64_t)luaL_checknumber(L, 3)};
   orr_random_set_micro(&m);
   return 0;
+}
+
+/* random_micro_now(): what random_micro was given last; nothing where there is none. */
+static int random_micro_now(lua_State *L) {
+  orr_random_micro m = orr_random_get_micro();
+  if (m.rows == 0) return 0;
+  lua_pushnumber(L, (lua_Number)m.rows);
+  lua_pushnumber(L, (lua_Number)m.first + 1);
+  lua_pushnumber(L, (lua_Number)m.n);
+  return 3;
 }
 
 static int defer_statistics(lua_State *L) {
@@ -108,8 +107,7 @@ static int hold_statistics(lua_State *L) {
 }
 
 int orr_lua_open_step(lua_State *L) {
-  static const luaL_Reg functions[] = {{"micro", micro},
-                                       {"backward_start", backward_start},
+  static const luaL_Reg functions[] = {{"backward_start", backward_start},
                                        {"backward_until", backward_until},
                                        {"backward_end", backward_end},
                                        {"flush_gradients", flush_gradients},
@@ -117,6 +115,7 @@ int orr_lua_open_step(lua_State *L) {
                                        {"set_stage", set_stage},
                                        {"random_position", random_position},
                                        {"random_micro", random_micro},
+                                       {"random_micro_now", random_micro_now},
                                        {"defer_statistics", defer_statistics},
                                        {"hold_statistics", hold_statistics},
                                        {NULL, NULL}};

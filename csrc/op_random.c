@@ -8,7 +8,6 @@
 
 #include <string.h>
 
-#include "op_view.h"
 #include "random_state.h"
 
 orr_random_key orr_random_key_of(const orr_args *args) {
@@ -63,54 +62,22 @@ orr_status orr_random_permutation(const orr_random_key *key, int64_t n, orr_tens
 
 /* ---- dropout ---- */
 
-typedef struct span {
-  int64_t lo, n;
-} span;
-
-/* Part k of `parts` balanced parts of n. */
-static span part_of(int64_t n, int64_t parts, int64_t k) {
-  int64_t base = n / parts, more = n % parts;
-  return (span){k * base + (k < more ? k : more), base + (k < more)};
-}
-
-/* Draws rows [lo, lo + n) of this shard as rows from `whole` on of the whole batch. */
-static void draw_rows(const orr_work *w, int shard, const orr_global *batch, span rows,
-                      int64_t whole) {
-  orr_random_key key = orr_random_key_of(&w->args);
-  orr_global global = *batch;
-  orr_view x = orr_narrow_view(orr_work_in(w, shard, 0), 0, rows.lo, rows.n);
-  orr_view y = orr_narrow_view(orr_work_out(w, shard, 0), 0, rows.lo, rows.n);
-  global.origin[0] = whole;
-  orr_k_dropout(&key, &global, w->args.f[0], &x, &y, NULL);
-}
-
-/* Rows of a micro-batch (args.i[4..7]: rows of the batch, its shards, parts of each, which part) are
- * drawn as the rows of the whole batch that they are. */
-static void draw_micro(const orr_work *w, int shard, orr_global *global) {
-  const int64_t *m = w->args.i + 4;
-  int64_t micro = 0, at = 0, from = global->origin[0];
-  int64_t local = orr_work_in(w, shard, 0)->shape[0];
-  for (int64_t d = 0; d < m[1]; d++) micro += part_of(part_of(m[0], m[1], d).n, m[2], m[3]).n;
-  int64_t times = micro ? global->shape[0] / micro : 1; /* rows a sample, (N T) flattened */
-  global->shape[0] = m[0] * times;
-  for (int64_t d = 0; d < m[1]; d++) {
-    span cut = part_of(m[0], m[1], d), part = part_of(cut.n, m[2], m[3]);
-    int64_t lo = at * times, hi = (at + part.n) * times;
-    at += part.n;
-    int64_t first = lo > from ? lo : from, end = hi < from + local ? hi : from + local;
-    if (first < end)
-      draw_rows(w, shard, global, (span){first - from, end - first},
-                (cut.lo + part.lo) * times + first - lo);
-  }
+/* Rows of a micro-batch (args.i[4..6]: rows of the batch, the first, how many) are drawn as the rows
+ * of the whole batch that they are. */
+static void move_to_batch(const orr_args *args, orr_global *global) {
+  int64_t rows = args->i[4], first = args->i[5], n = args->i[6];
+  if (rows == 0 || n == 0 || global->ndim == 0 || global->shape[0] % n) return;
+  int64_t times = global->shape[0] / n; /* rows a sample, where (N, T) was made one dimension */
+  global->shape[0] = rows * times;
+  global->origin[0] += first * times;
 }
 
 static orr_status run_dropout(const orr_work *w, int shard) {
   orr_random_key key = orr_random_key_of(&w->args);
   orr_global global = global_of(w, shard);
-  if (w->args.i[4] > 0 && global.ndim > 0) draw_micro(w, shard, &global);
-  else
-    orr_k_dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0),
-                  orr_work_out(w, shard, 0), NULL);
+  move_to_batch(&w->args, &global);
+  orr_k_dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0), orr_work_out(w, shard, 0),
+                NULL);
   return ORR_OK;
 }
 
@@ -119,7 +86,7 @@ static orr_status grad_dropout(orr_grad *g) {
   return g->status;
 }
 
-/* args.i[0..3]: the key; args.i[4..7]: the micro-batch; args.f[0]: p. */
+/* args.i[0..3]: the key; args.i[4..6]: the micro-batch; args.f[0]: p. */
 static const orr_op dropout_keyed = {.name = "dropout_keyed",
                                      .flags = ORR_OP_ORIGIN | ORR_OP_LIKE_IN | ORR_OP_LINEAR,
                                      .n_in = 1,
@@ -146,7 +113,9 @@ static orr_status compose_dropout(const orr_op *op, orr_tensor *const *in, int n
   }
   orr_random_next(ORR_STREAM_DROPOUT, &keyed);
   orr_random_micro m = orr_random_get_micro();
-  memcpy(keyed.i + 4, (int64_t[]){m.rows, m.shards, m.parts, m.part}, 4 * sizeof(int64_t));
+  keyed.i[4] = m.rows;
+  keyed.i[5] = m.first;
+  keyed.i[6] = m.n;
   return orr_call1(&dropout_keyed, in[0], &keyed, out);
 }
 

@@ -74,6 +74,7 @@ typedef struct orr_place {
   int dim;               /* ORR_SHARD: from 0 */
   orr_partial_kind op;    /* ORR_PARTIAL */
   int64_t *bounds;
+  int64_t unit;          /* ORR_SHARD without bounds: they are multiples of it; 0 counts as 1 */
 } orr_place;
 
 typedef struct orr_layout {
@@ -113,7 +114,8 @@ void orr_layout_local(const orr_layout *layout, int rank, int ndim, const int64_
 char *orr_layout_text(const orr_layout *layout, char *buf, size_t size);
 /* How texts call a device: its name, or in a plan the bare number. Set by device.c. */
 extern const char *(*orr_device_label_hook)(int device, bool in_plan);
-/* Reads one word per axis: "replicate", "shard(2)", "partial(sum)". */
+/* Reads one word per axis: "replicate", "shard(2)", "shard(2/16)" (bounds in multiples of 16),
+ * "partial(sum)". */
 orr_status orr_place_parse(const char *text, int ndim, orr_place *out);
 
 /* ==== L1: device.c, queue.c, alloc.c, cpu.c ================================================ */
@@ -291,8 +293,6 @@ orr_status orr_tensor_shard(const orr_tensor *t, int rank, orr_tensor **out);
  * must share their memory with nobody; it moves, and they are left without. */
 orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor *const *part,
                            orr_tensor **out);
-/* Part `part` of `parts` of each shard's rows (dimension 0), as a view: a micro-batch. */
-orr_status orr_tensor_micro(const orr_tensor *t, int part, int parts, orr_tensor **out);
 /* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
 /* Sets requires_grad; gives the tensor its creation serial the first time. */
@@ -444,7 +444,8 @@ enum orr_op_flags {
   ORR_OP_LIKE_IN = 256,   /* outputs take the stride order of in[0] (channels-last is kept) */
   ORR_OP_MULTILINEAR = 512, /* Partial in one input, replicate in the others: Partial out */
   ORR_OP_ORIGIN_IN = 1024, /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
-  ORR_OP_CHANNELS_LAST = 2048 /* a 4-d output is channels-last where oneDNN may run it */
+  ORR_OP_CHANNELS_LAST = 2048, /* a 4-d output is channels-last where oneDNN may run it */
+  ORR_OP_LAYER = 4096     /* the end of a layer: an output that comes out Partial is reduced at once */
 };
 
 /* Bits of .save: what the gradient will ask for. */

@@ -145,17 +145,22 @@ static char *nearest_text(const orr_plan *plan) {
   return text;
 }
 
+static bool splits_sequence(const orr_plan *plan) {
+  for (int s = 0; s < plan->n_stages; s++)
+    for (int i = 0; i < plan->stage[s].n_axes; i++) {
+      const orr_plan_value *v = &plan->stage[s].axis[i].options[ORR_PLAN_SEQUENCE];
+      if (v->set && v->number) return true;
+    }
+  return false;
+}
+
 orr_status orr_plan_runnable(const orr_plan *plan) {
   const orr_plan_stage *stage = &plan->stage[0];
   const char *needs = NULL;
-  if (has_kind(plan->root, ORR_PLAN_MODEL)) {
-    needs = "model<> needs the pipeline";
-  } else if (has_kind(plan->root, ORR_PLAN_TENSOR)) {
-    needs = "tensor<> needs split layers";
-  } else if (stage->axis[0].options[ORR_PLAN_ZERO].set) {
+  if (splits_sequence(plan)) {
+    needs = "sequence=true needs normalisation along the sequence";
+  } else if (stage->n_axes > 0 && stage->axis[0].options[ORR_PLAN_ZERO].set) {
     needs = "zero= needs sharded optimizer state";
-  } else if (plan->options[ORR_PLAN_MICRO].number > 1) {
-    needs = "micro= needs the schedule of micro-batches";
   }
   if (!needs) return ORR_OK;
   char *nearest = nearest_text(plan);

@@ -26,10 +26,9 @@ typedef struct orr_random_state {
   } stream[ORR_N_STREAMS];
 } orr_random_state;
 
-/* The micro-batch being run: part `part` of `parts` of each of the `shards` balanced cuts of a batch
- * of `rows`. rows 0: none. */
+/* The micro-batch being run: `n` rows from `first` on (from 0) of a batch of `rows`. rows 0: none. */
 typedef struct orr_random_micro {
-  int64_t rows, shards, parts, part;
+  int64_t rows, first, n;
 } orr_random_micro;
 void orr_random_set_micro(const orr_random_micro *micro);
 orr_random_micro orr_random_get_micro(void);

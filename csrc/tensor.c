@@ -193,47 +193,6 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
   return ORR_OK;
 }
 
-orr_status orr_tensor_micro(const orr_tensor *t, int part, int parts, orr_tensor **out) {
-  int64_t cut[ORR_MAX_DEVICES + 1], rows[ORR_MAX_DEVICES + 1], total = 0;
-  const orr_mesh *mesh = t->layout->mesh;
-  orr_place place[ORR_MAX_AXES];
-  orr_layout *layout = NULL;
-  orr_meta meta = t->meta;
-  int axis = -1;
-  if (t->meta.ndim == 0) return orr_fail(ORR_EARG, "a number cannot be cut into micro-batches");
-  if (parts < 1 || parts > ORR_MAX_DEVICES)
-    return orr_fail(ORR_EARG, "a batch can be cut into 1 to %d micro-batches", ORR_MAX_DEVICES);
-  for (int a = 0; a < mesh->n_axes; a++) {
-    place[a] = t->layout->axis[a];
-    if (place[a].kind != ORR_SHARD || place[a].dim != 0) continue;
-    if (axis >= 0) return orr_fail(ORR_EARG, "a batch split over two axes has no micro-batches");
-    axis = a;
-  }
-  int n = axis < 0 ? 1 : mesh->size[axis];
-  rows[0] = 0;
-  for (int k = 0; k < n; k++) {
-    int64_t lo = axis < 0 ? 0 : place[axis].bounds[k];
-    int64_t hi = axis < 0 ? t->meta.shape[0] : place[axis].bounds[k + 1];
-    orr_balanced_bounds(hi - lo, parts, cut);
-    total += cut[part + 1] - cut[part];
-    rows[k + 1] = total;
-  }
-  meta.shape[0] = total;
-  if (axis >= 0) place[axis].bounds = rows;
-  if (mesh->n_axes) ORR_TRY(orr_layout_new(mesh, place, meta.ndim, meta.shape, &layout));
-  else layout = orr_layout_ref(t->layout);
-  orr_status status = orr_tensor_alias_as(t, &meta, layout, out);
-  orr_layout_free(layout);
-  if (status) return status;
-  for (int r = 0; r < t->n; r++) {
-    orr_shard *s = &(*out)->shard[r];
-    orr_balanced_bounds(s->shape[0], parts, cut);
-    s->offset += cut[part] * s->stride[0];
-    s->shape[0] = cut[part + 1] - cut[part];
-  }
-  return ORR_OK;
-}
-
 orr_tensor *orr_tensor_ref(orr_tensor *t) {
   t->rc++;
   return t;

@@ -19,6 +19,7 @@ local unpack = table.unpack or unpack
 local Module = {}
 Module._name = false
 Module._plan = false
+Module._stage = false
 Module._hooks = false
 Module._buffers = false
 
@@ -417,9 +418,29 @@ local function run(self, ...)
   return self:forward(...)
 end
 
--- The one seam to plans: a placed module has its arguments placed first.
+-- The module called last, for messages of memory; weak, so that it keeps none alive.
+local called = setmetatable({}, { __mode = "v" })
+
+core.watch_layer(function()
+  local module = called[1]
+  return module and ("or after layer '%s' (%s)"):format(module._name or "net", module._class)
+end)
+
+-- A layer on a stage of a plan: what follows runs there.
+local function call_on_stage(self, stage, ...)
+  require("orrery.parallel.stages").enter(stage)
+  if self._recompute then return require("orrery.parallel.recompute")(self, run, ...) end
+  return run(self, ...)
+end
+
+--- Calls the module on arguments that its plan has placed already.
+function Module:run_placed(...) return run(self, ...) end
+
+-- The one seam to plans: a placed module has its arguments placed first, a layer enters its stage.
 local function call(self, ...)
-  local plan = self._plan
+  local plan, stage = self._plan, self._stage
+  if stage then return call_on_stage(self, stage, ...) end
+  called[1] = self
   if plan then return run(self, plan:place_args(self, ...)) end
   if self._hooks or scopes_on() then return run(self, ...) end
   return self:forward(...)

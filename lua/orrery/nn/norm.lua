@@ -68,6 +68,7 @@ function BatchNorm1d:forward(x)
 end
 
 BatchNorm1d.describe = describe_batch
+BatchNorm1d.looks_across_batch = true
 
 --- As BatchNorm1d, for x (N, C, H, W).
 ---@param channels integer
@@ -84,6 +85,7 @@ function BatchNorm2d:forward(x)
 end
 
 BatchNorm2d.describe = describe_batch
+BatchNorm2d.looks_across_batch = true
 
 -- Layer and RMS norm --------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@
 local core = require "orrery.core"
 local check = require "orrery.check"
 local moved = require "orrery.moved"
+local recompute = require "orrery.parallel.recompute"
+local stages = require "orrery.parallel.stages"
 
 local unpack = table.unpack or unpack
 
@@ -64,15 +66,58 @@ local function place_tensors(plan, net, stage_of)
   moved.note()
 end
 
+-- The stage of every tensor: that of the first layer that holds it; the net's own are on the first.
+local function stages_of_tensors(net, layers, assigned, list)
+  local stage_of = {}
+  for k, layer in ipairs(layers) do
+    for _, t in ipairs(tensors_of(layer.module)) do
+      stage_of[t] = stage_of[t] or list[assigned[k]]
+    end
+  end
+  for _, t in ipairs(tensors_of(net)) do stage_of[t] = stage_of[t] or list[1] end
+  return stage_of
+end
+
+-- Virtual stages: with chunks, stage s runs on the devices of stage (s - 1) % n + 1.
+local function virtual_stages(plan)
+  local list, chunks = {}, plan:options("model").chunks or 1
+  if plan:options("model").schedule ~= "interleaved" then chunks = 1 end
+  local real = plan:stages()
+  for s = 1, #real * chunks do
+    local stage = real[(s - 1) % #real + 1]
+    list[s] = { index = s, mesh = stage.mesh, axes = stage.axes, devices = stage.devices }
+  end
+  return list
+end
+
+local function complete(plan, net, x)
+  local list, layers = virtual_stages(plan), stages.layers(net)
+  local assigned = stages.assign(plan, net, layers, x, #list)
+  place_tensors(plan, net, stages_of_tensors(net, layers, assigned, list))
+  net._stages = list
+  if #list > 1 then
+    for k, layer in ipairs(layers) do
+      layer.module._stage = list[assigned[k]]
+      layer.module._recompute = recompute.wanted(plan, layer.name)
+    end
+  end
+end
+
 --- See Plan:__call.
-return function(plan, net)
+return function(plan, net, x)
   if type(net) ~= "table" or type(net.parameters) ~= "function" then
     check.raise("a plan is applied to a module, not to a %s; place a tensor with plan:place(x)",
       type(net))
   end
-  local stages, stage_of = plan:stages(), {}
-  for _, t in ipairs(tensors_of(net)) do stage_of[t] = stages[1] end
-  place_tensors(plan, net, stage_of)
+  plan:stages()
+  if x == nil and stages.needs_shapes(plan) then
+    net._pending = function(first)
+      complete(plan, net, first)
+      net._pending = nil
+    end
+  else
+    complete(plan, net, x)
+  end
   net._plan = plan
   return net
 end

@@ -54,7 +54,7 @@ local function place(stage, value, path, size)
   if core.is_tensor(value) then
     if core.mesh_of(value) then return value end
     if value:dim() == 0 then return core.distribute(value, stage.mesh, "replicate") end
-    return core.distribute(value, stage.mesh, batch.words(stage))
+    return core.set_batch(core.distribute(value, stage.mesh, batch.words(stage)), true)
   end
   if type(value) ~= "table" then return value end
   if getmetatable(value) == Whole then
