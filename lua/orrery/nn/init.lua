@@ -13,7 +13,8 @@ local nn = {
 }
 
 local families = {
-  "activation", "container", "conv", "dropout", "embedding", "linear", "loss", "norm", "pool", "recurrent",
+  "activation", "attention", "container", "conv", "dropout", "embedding", "linear", "loss", "norm", "pool",
+  "recurrent",
 }
 
 for _, family in ipairs(families) do
