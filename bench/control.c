@@ -6,7 +6,9 @@
  * Invariant: no thread but the measured ones runs, and none is left when an answer is given.
  * To add a command: a branch in main.
  */
+#define _GNU_SOURCE /* affinity */
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,15 +34,34 @@ __attribute__((noinline)) static void *arithmetic(void *result) {
   return NULL;
 }
 
+/* Where the machine has two processors each of the two threads has its own; with more the scheduler
+ * finds two that share no core. */
+static void stay_on(pthread_t thread, int processor) {
+  cpu_set_t both, one;
+  if (pthread_getaffinity_np(thread, sizeof both, &both) || CPU_COUNT(&both) != 2) return;
+  CPU_ZERO(&one);
+  for (int k = 0, seen = 0; k < CPU_SETSIZE; k++)
+    if (CPU_ISSET(k, &both) && seen++ == processor) CPU_SET(k, &one);
+  pthread_setaffinity_np(thread, sizeof one, &one);
+}
+
 /* Seconds that `n` threads (1 or 2) take, each for the whole loop; negative without threads. */
 static double threads(int n) {
-  pthread_t other;
+  pthread_t self = pthread_self(), other;
+  cpu_set_t all;
   double result[2];
+  if (pthread_getaffinity_np(self, sizeof all, &all)) return -1;
   double start = now();
   if (n == 2 && pthread_create(&other, NULL, arithmetic, &result[1])) return -1;
+  if (n == 2) {
+    stay_on(other, 1);
+    stay_on(self, 0);
+  }
   arithmetic(&result[0]);
   if (n == 2) pthread_join(other, NULL);
-  return now() - start;
+  double seconds = now() - start;
+  pthread_setaffinity_np(self, sizeof all, &all);
+  return seconds;
 }
 
 static double copy(size_t bytes, long n) {
