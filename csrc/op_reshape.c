@@ -31,6 +31,7 @@ static orr_status infer_view(orr_call *c) {
   if (open >= 0) y->shape[open] = known > 0 ? total / known : 0;
   if (orr_numel(y->ndim, y->shape) != total) {
     char want[128];
+    if (open >= 0) y->shape[open] = -1;
     return orr_fail(ORR_EARG, "%lld elements do not fill the shape %s", (long long)total,
                     orr_shape_text(y->ndim, y->shape, want, sizeof want));
   }
@@ -108,15 +109,13 @@ static orr_status grad_view(orr_grad *g) {
   return g->status;
 }
 
-const orr_op orr_op_view = {.name = "view",
-                            .args = "t L",
-                            .flags = ORR_OP_VIEW | ORR_OP_LINEAR,
-                            .n_in = 1,
-                            .n_out = 1,
-                            .infer = infer_view,
-                            .rule = rule_view,
-                            .view = view_view,
-                            .grad = grad_view};
+#define VIEW(NAME, ARGS)                                                                   \
+  {                                                                                        \
+    .name = NAME, .args = ARGS, .flags = ORR_OP_VIEW | ORR_OP_LINEAR, .n_in = 1, .n_out = 1, \
+    .infer = infer_view, .rule = rule_view, .view = view_view, .grad = grad_view           \
+  }
+const orr_op orr_op_view = VIEW("view", "t L");
+static const orr_op view_by_reshape = VIEW("reshape", NULL); /* for its errors */
 
 /* Whether the shards are dense and row-major, and stay so when placing gathers them: the stride of a
  * dim that is 1 on a shard alone then orders the whole. */
@@ -138,10 +137,10 @@ static orr_status compose_reshape(const orr_op *op, orr_tensor *const *in, int n
                                   const orr_args *args, orr_tensor **out) {
   (void)op;
   (void)n_in;
-  if (is_row_major(in[0])) return orr_call1(&orr_op_view, in[0], args, out);
+  if (is_row_major(in[0])) return orr_call1(&view_by_reshape, in[0], args, out);
   orr_tensor *packed;
   ORR_TRY(orr_call1(&orr_op_pack, in[0], NULL, &packed));
-  orr_status status = orr_call1(&orr_op_view, packed, args, out);
+  orr_status status = orr_call1(&view_by_reshape, packed, args, out);
   orr_tensor_free(packed);
   return status;
 }
