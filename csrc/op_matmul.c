@@ -111,8 +111,9 @@ static orr_status product(const orr_view *a_in, const orr_view *b_in, const orr_
     return ORR_OK;
   }
   merge_rows(&a, &b, &c);
-  bool small = work * k < few_products || c.shape[c.ndim - 2] < few_rows;
-  if (!small && (c.dtype == ORR_F32 || c.dtype == ORR_BF16) &&
+  bool ours = work * k < few_products || c.shape[c.ndim - 2] < few_rows ||
+              (!bias && orr_k_matmul_excels(&a, &b, &c));
+  if (!ours && (c.dtype == ORR_F32 || c.dtype == ORR_BF16) &&
       orr_onednn_supports_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR))
     return orr_onednn_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR);
   if (bias) start_with_bias(bias, &c);
@@ -355,7 +356,10 @@ static int rule_linear(const orr_call *c, int axis, orr_row *rows, int max, bool
   bool x_split = px->kind == ORR_SHARD && px->dim == last;
   bool w_split = pw->kind == ORR_SHARD && pw->dim == 1;
   if (has_bias(c) && (x_split || w_split)) {
-    int64_t *bounds = axis > 0 ? NULL : x_split ? px->bounds : pw->bounds;
+    const orr_tensor *from = w_split ? w : x;
+    const orr_place *outer = &from->layout->axis[0], *now = w_split ? pw : px;
+    bool nested = axis > 0 && outer->kind == ORR_SHARD && outer->dim == now->dim;
+    int64_t *bounds = nested ? NULL : now->bounds;
     rows[n].in[0] = (orr_place){.kind = ORR_SHARD, .dim = last, .bounds = bounds};
     rows[n].in[1] = (orr_place){.kind = ORR_SHARD, .dim = 1, .bounds = bounds};
     rows[n].in[2] = rows[n].out[0] = sum;
@@ -394,6 +398,7 @@ static orr_status grad_linear(orr_grad *g) {
 
 static const orr_op linear = {.name = "linear",
                               .args = "t t t?",
+                              .flags = ORR_OP_LAYER,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,

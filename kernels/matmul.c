@@ -26,6 +26,7 @@
 #ifdef __AVX512F__
 #define VEC_BYTES 64
 #define TILE_ROWS 8
+#define PACKED_ROWS 12
 #else
 #ifdef __AVX__
 #define VEC_BYTES 32
@@ -33,9 +34,10 @@
 #define VEC_BYTES 16
 #endif
 #define TILE_ROWS 6
+#define PACKED_ROWS 6
 #endif
 #define BLOCK_K 256
-#define BLOCK_M 96
+#define BLOCK_M 96             /* a multiple of PACKED_ROWS */
 #define ORR_GRAIN_WORK 1000000 /* multiplications worth a second thread */
 
 #define ORR_NAME_(a, b) a##b
@@ -280,4 +282,15 @@ void orr_k_matmul(const orr_view *a, const orr_view *b, orr_view *c, bool accumu
     case ORR_BF16: multiply_copied(a, b, c, accumulate); return;
     default: multiply_integers(a, b, c, accumulate); return;
   }
+}
+
+bool orr_k_matmul_excels(const orr_view *a, const orr_view *b, const orr_view *c) {
+#ifdef __AVX512F__
+  int r = c->ndim - 2, s = c->ndim - 1;
+  bool across = a->stride[r] == 1 && a->stride[s] != 1 && b->stride[s] == 1;
+  return c->dtype == ORR_F32 && across && c->stride[s] == 1 && a->shape[s] <= 3 * BLOCK_K / 2;
+#else
+  (void)a, (void)b, (void)c;
+  return false;
+#endif
 }

@@ -13,4 +13,8 @@
  * repeats); added to c where `accumulate`. One dtype. */
 void orr_k_matmul(const orr_view *a, const orr_view *b, orr_view *c, bool accumulate);
 
+/* Whether the tiles do this product best (oneDNN the other): f32, a's columns contiguous and
+ * few, as in the gradient of a weight from one batch. */
+bool orr_k_matmul_excels(const orr_view *a, const orr_view *b, const orr_view *c);
+
 #endif

@@ -40,26 +40,33 @@ static inline __attribute__((always_inline)) void FN(store)(T *p, VEC v, int n) 
   }
 }
 
-/* `rows` and `vecs` are constants at each call; `last` is how many lanes the last vector has.
- */
-static inline __attribute__((always_inline)) void FN(tile)(const int rows, const int vecs,
+/* `packed` (a lies as pack_rows leaves it), `rows` and `vecs` are constants at each call;
+ * `last` is how many lanes the last vector has. */
+static inline __attribute__((always_inline)) void FN(tile)(const bool packed, const int rows,
+                                                           const int vecs,
                                                            const FN(problem) * q, const T *a,
                                                            const T *b, T *c, int last) {
-  VEC sum[TILE_ROWS][2];
+  VEC sum[PACKED_ROWS][2];
+  const int64_t a_m = packed ? 1 : q->a_m, a_k = packed ? PACKED_ROWS : q->a_k;
+  const int64_t b_k = packed ? 2 * LANES : q->b_k;
   const int first = vecs == 2 ? LANES : last;
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = (VEC){0};
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; r++) {
+    sum[r][0] = sum[r][1] = (VEC){0};
+    if (packed) __builtin_prefetch(c + r * q->c_m, 1);
+    if (packed && vecs == 2) __builtin_prefetch(c + r * q->c_m + LANES, 1);
+  }
   for (int64_t k = 0; k < q->k; k++) {
-    VEC b0 = FN(load)(b + k * q->b_k, first), b1 = {0};
-    if (vecs == 2) b1 = FN(load)(b + k * q->b_k + LANES, last);
-#pragma GCC unroll 8
+    VEC b0 = FN(load)(b + k * b_k, first), b1 = {0};
+    if (vecs == 2) b1 = FN(load)(b + k * b_k + LANES, last);
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-      T x = a[r * q->a_m + k * q->a_k];
+      T x = a[r * a_m + k * a_k];
       sum[r][0] += x * b0;
       if (vecs == 2) sum[r][1] += x * b1;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < rows; r++) {
     T *row = c + r * q->c_m;
     if (q->accumulate) sum[r][0] += FN(load)(row, first);
@@ -69,32 +76,42 @@ static inline __attribute__((always_inline)) void FN(tile)(const int rows, const
   }
 }
 
-#define ROWS(count)                                   \
-  case count:                                         \
-    if (n > LANES && n < 2 * LANES) {                 \
-      FN(tile)(count, 2, q, a, b, c, (int)n - LANES); \
-    } else if (n == 2 * LANES) {                      \
-      FN(tile)(count, 2, q, a, b, c, LANES);          \
-    } else if (n == LANES) {                          \
-      FN(tile)(count, 1, q, a, b, c, LANES);          \
-    } else {                                          \
-      FN(tile)(count, 1, q, a, b, c, (int)n);         \
-    }                                                 \
+#define ROWS(count)                                           \
+  case count:                                                 \
+    if (n > LANES && n < 2 * LANES) {                         \
+      FN(tile)(packed, count, 2, q, a, b, c, (int)n - LANES); \
+    } else if (n == 2 * LANES) {                              \
+      FN(tile)(packed, count, 2, q, a, b, c, LANES);          \
+    } else if (n == LANES) {                                  \
+      FN(tile)(packed, count, 1, q, a, b, c, LANES);          \
+    } else {                                                  \
+      FN(tile)(packed, count, 1, q, a, b, c, (int)n);         \
+    }                                                         \
     break;
 
-static void FN(tile_of)(const FN(problem) * q, int64_t rows, int64_t n, const T *a, const T *b,
-                        T *c) {
+static inline __attribute__((always_inline)) void FN(choose)(const bool packed,
+                                                             const FN(problem) * q,
+                                                             int64_t rows, int64_t n,
+                                                             const T *a, const T *b, T *c) {
   switch (rows) {
     ROWS(1)
-    ROWS(2) ROWS(3) ROWS(4) ROWS(5)
-#if TILE_ROWS == 8
-        ROWS(6) ROWS(7) ROWS(8)
-#else
-        ROWS(6)
+    ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+#if PACKED_ROWS == 12
+        ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 #endif
   }
 }
 #undef ROWS
+
+static void FN(tile_of)(const FN(problem) * q, int64_t rows, int64_t n, const T *a, const T *b,
+                        T *c) {
+  FN(choose)(false, q, rows, n, a, b, c);
+}
+
+static void FN(packed_tile)(const FN(problem) * q, int64_t rows, int64_t n, const T *a,
+                            const T *b, T *c) {
+  FN(choose)(true, q, rows, n, a, b, c);
+}
 
 /* Rows [i, m) of one panel of n <= 2 LANES columns, b's rows at hand. */
 static void FN(panel)(const FN(problem) * q, int64_t i, int64_t m, int64_t n, const T *b, T *c,
@@ -132,10 +149,60 @@ FN(packed_panel)(const FN(problem) * q, int64_t i, int64_t m, int64_t n, const T
   }
 }
 
+/* a's rows [i, m) by k columns, into tiles of PACKED_ROWS whose columns are contiguous. */
+static void FN(pack_rows)(const FN(problem) * q, const T *a, int64_t i, int64_t m, T *to) {
+  for (; i < m; i += PACKED_ROWS, to += PACKED_ROWS * q->k) {
+    int64_t rows = m - i < PACKED_ROWS ? m - i : PACKED_ROWS;
+    const T *from = a + i * q->a_m;
+    for (int64_t k = 0; k < q->k; k++) {
+      if (rows == PACKED_ROWS && q->a_m == 1) {
+        memcpy(to + k * PACKED_ROWS, from + k * q->a_k, PACKED_ROWS * sizeof(T));
+      } else {
+        for (int64_t r = 0; r < rows; r++)
+          to[k * PACKED_ROWS + r] = from[r * q->a_m + k * q->a_k];
+      }
+    }
+  }
+}
+
+/* Where a step along k in a is long, both operands are packed: the tiles of a block of rows,
+ * which stay in the second cache for all panels, and each panel, in the first. One block of k
+ * at a time over all of the units, so that a block of rows is packed once. */
+static void FN(packed_units)(const void *context, int64_t begin, int64_t end) {
+  _Alignas(64) T rows[BLOCK_M * BLOCK_K], columns[BLOCK_K * 2 * VEC_BYTES / sizeof(T)];
+  FN(problem) part = *(const FN(problem) *)context;
+  const FN(problem) *q = context;
+  for (int64_t k = 0; k < q->k; k += BLOCK_K, part.accumulate = true) {
+    part.k = q->k - k < BLOCK_K ? q->k - k : BLOCK_K;
+    int64_t packed = -1;
+    for (int64_t u = begin; u < end; u++) {
+      int64_t j = u % q->panels * 2 * LANES, block = u / q->panels;
+      int64_t i = block % q->row_blocks * BLOCK_M, batch = block / q->row_blocks;
+      int64_t m = q->m - i < BLOCK_M ? q->m : i + BLOCK_M;
+      int64_t n = q->n - j < 2 * LANES ? q->n - j : 2 * LANES;
+      const T *b = q->b + batch * q->batch_b + j * q->b_n + k * q->b_k;
+      T *c = q->c + batch * q->batch_c + j + i * q->c_m;
+      if (packed != block)
+        FN(pack_rows)(&part, q->a + batch * q->batch_a + k * q->a_k, i, m, rows);
+      packed = block;
+      FN(pack)(b, q->b_k, q->b_n, part.k, n, columns);
+      for (int64_t r = 0; r < m - i; r += PACKED_ROWS)
+        FN(packed_tile)
+        (&part, m - i - r < PACKED_ROWS ? m - i - r : PACKED_ROWS, n, rows + r * part.k,
+         columns, c + r * q->c_m);
+    }
+  }
+}
+
+/* Not worth packing. */
+static bool FN(is_direct)(const FN(problem) * q) {
+  return q->b_n == 1 && (q->m <= 64 || q->n <= 64) && q->k <= 2 * BLOCK_K;
+}
+
 /* Units of work: one panel of columns of one block of rows of one product. */
 static void FN(run_units)(const void *context, int64_t begin, int64_t end) {
   const FN(problem) *q = context;
-  bool direct = q->b_n == 1 && (q->m <= 64 || q->n <= 64) && q->k <= 2 * BLOCK_K;
+  bool direct = FN(is_direct)(q);
   for (int64_t u = begin; u < end; u++) {
     int64_t j = u % q->panels * 2 * LANES, rest = u / q->panels;
     int64_t i = rest % q->row_blocks * BLOCK_M, batch = rest / q->row_blocks;
@@ -178,8 +245,9 @@ static void FN(multiply)(FN(problem) * q, int64_t batches) {
   q->panels = (q->n + 2 * LANES - 1) / (2 * LANES);
   q->row_blocks = (q->m + BLOCK_M - 1) / BLOCK_M;
   int64_t work = (q->m < BLOCK_M ? q->m : BLOCK_M) * q->k * 2 * LANES + 1;
-  orr_parallel(batches * q->row_blocks * q->panels, ORR_GRAIN_WORK / work + 1, FN(run_units),
-               q);
+  bool pack = q->a_k != 1 && q->m >= 2 * PACKED_ROWS && q->k >= LANES && !FN(is_direct)(q);
+  orr_parallel(batches * q->row_blocks * q->panels, ORR_GRAIN_WORK / work + 1,
+               pack ? FN(packed_units) : FN(run_units), q);
 }
 
 /* Reads the views; false where no form of the problem has contiguous rows of c. */
