@@ -178,14 +178,15 @@ install-lua: core
 	$(call say,CP,"$(DESTDIR)$(LUADIR) $(DESTDIR)$(LIBDIR) $(DESTDIR)$(BINDIR)")
 	@cd lua && find orrery -name '*.lua' | while read -r file; do \
 	  install -D -m 644 "$$file" "$(DESTDIR)$(LUADIR)/$$file" || exit 1; done
-	@install -D -m 755 $(MODULE) "$(DESTDIR)$(LIBDIR)/orrery/core.so"
-	@install -D -m 755 $(ENGINE) "$(DESTDIR)$(LIBDIR)/orrery/libcore.so"
+	@install -s -D -m 755 $(MODULE) "$(DESTDIR)$(LIBDIR)/orrery/core.so"
+	@install -s -D -m 755 $(ENGINE) "$(DESTDIR)$(LIBDIR)/orrery/libcore.so"
 	@mkdir -p "$(DESTDIR)$(BINDIR)"
 	@$(call launcher,share/lua/$(LUA_ABI),lib/lua/$(LUA_ABI),$(LAUNCH)) > "$(DESTDIR)$(BINDIR)/orrery"
 	@chmod 755 "$(DESTDIR)$(BINDIR)/orrery"
 install: install-lua libs
-	@install -D -m 755 $(BUILD)/liborrery.so "$(DESTDIR)$(PREFIX)/lib/liborrery.so"
+	@install -s -D -m 755 $(BUILD)/liborrery.so "$(DESTDIR)$(PREFIX)/lib/liborrery.so"
 	@install -D -m 644 $(LOBJ)/liborrery.a "$(DESTDIR)$(PREFIX)/lib/liborrery.a"
+	@strip --strip-debug -R '.gnu.lto_*' -R '.gnu.debuglto_*' "$(DESTDIR)$(PREFIX)/lib/liborrery.a"
 	@for h in $(HEADER); do install -D -m 644 $$h "$(DESTDIR)$(PREFIX)/include/orrery.h" || exit 1; done
 
 # ---- running ----------------------------------------------------------------------------------
