@@ -4,7 +4,7 @@
 -- may not grow, a tenth of all unless said.
 local behave = require "spec.support.behave"
 
-local steps = os.getenv "ORRERY_SANITIZER" and 600 or 5000
+local steps = 5000
 
 local head = [[
   local nn, optim = orrery.nn, orrery.optim
@@ -68,7 +68,9 @@ local cases = {
 
 describe("memory", function()
   for _, case in ipairs(cases) do
-    it(("stays flat over %d steps: %s (behaviour 38)"):format(steps, case[1]), function()
+    -- A sanitizer keeps freed memory back, so that resident memory says nothing there.
+    local test = os.getenv "ORRERY_SANITIZER" and pending or it
+    test(("stays flat over %d steps: %s (behaviour 38)"):format(steps, case[1]), function()
       local output = behave.run(head .. case[2] .. tail(case[3] or steps / 10), { ORRERY_CPU_DEVICES = "3" })
       local early, late = output:match "^(%d+)%s+(%d+)"
       early, late = tonumber(early), tonumber(late)
