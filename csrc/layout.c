@@ -139,11 +139,17 @@ static int bounds_rows(const orr_mesh *m, const orr_place *place, int axis) {
 }
 
 /* Fills one row, [lo, hi) cut in `parts`, from `given` (or balanced where NULL). */
-static orr_status fill_row(int64_t lo, int64_t hi, int parts, const int64_t *given, int dim,
-                           int64_t *row) {
+static orr_status fill_row(int64_t lo, int64_t hi, int parts, const int64_t *given,
+                           const orr_place *p, int64_t *row) {
+  int dim = p->dim;
   if (!given) {
-    orr_balanced_bounds(hi - lo, parts, row);
-    for (int k = 0; k <= parts; k++) row[k] += lo;
+    int64_t unit = p->unit > 1 ? p->unit : 1;
+    if ((hi - lo) % unit)
+      return orr_fail(ORR_EARG,
+                      "shard(%d/%" PRId64 "): a size of %" PRId64 " is no multiple of %" PRId64,
+                      dim + 1, unit, hi - lo, unit);
+    orr_balanced_bounds((hi - lo) / unit, parts, row);
+    for (int k = 0; k <= parts; k++) row[k] = lo + row[k] * unit;
     return ORR_OK;
   }
   bool good = given[0] == lo && given[parts] == hi;
@@ -167,7 +173,7 @@ static orr_status fill_axis(orr_layout *l, int axis, const int64_t *given,
     bool nested = is_nested(l->axis, axis);
     size_t at = (size_t)r * (size_t)(parts + 1);
     ORR_TRY(fill_row(nested ? outer[r] : 0, nested ? outer[r + 1] : shape[p->dim], parts,
-                     given ? given + at : NULL, p->dim, p->bounds + at));
+                     given ? given + at : NULL, p, p->bounds + at));
   }
   return ORR_OK;
 }
@@ -203,6 +209,7 @@ orr_status orr_layout_new(const orr_mesh *mesh, const orr_place *place, int ndim
     l->axis[a].bounds = bounds;
     bounds += (size_t)bounds_rows(mesh, place, a) * (size_t)(mesh->size[a] + 1);
     orr_status status = fill_axis(l, a, place[a].bounds, shape);
+    l->axis[a].unit = 0;
     if (status) {
       free(l);
       return status;
@@ -375,12 +382,15 @@ orr_status orr_place_parse(const char *text_in, int ndim, orr_place *out) {
   }
   if (inside(text_in, "shard", word, sizeof word)) {
     long dim = strtol(word, &end, 10);
+    int64_t unit = 0;
+    if (*end == '/' && isdigit((unsigned char)end[1])) unit = strtoll(end + 1, &end, 10);
     if (*end == '\0' && (dim < -ndim || dim > ndim || dim == 0)) {
       return orr_fail(ORR_EARG, "shard(%s): the tensor has %d dimension%s, counted from 1",
                       word, ndim, ndim == 1 ? "" : "s");
     }
     if (*end == '\0') {
-      *out = (orr_place){.kind = ORR_SHARD, .dim = (int)(dim < 0 ? ndim + dim : dim - 1)};
+      *out = (orr_place){
+          .kind = ORR_SHARD, .dim = (int)(dim < 0 ? ndim + dim : dim - 1), .unit = unit};
       return ORR_OK;
     }
   }

@@ -14,6 +14,7 @@
 
 #include "cpu_onednn.h"
 #include "interrupt.h"
+#include "op_record.h"
 
 void (*orr_where_hook)(const char **source, int *line) = NULL;
 const char *(*orr_scope_hook)(void) = NULL;
@@ -269,6 +270,8 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   for (int k = 0; k < n_in; k++) given[k] = c.in[k];
   if (!status) status = place_and_run(&c, moved);
   if (!status) status = orr_tape_record(&c, given);
+  if (!status && orr_recording()) status = orr_record_call(&c, given);
+  if (!status && op->flags & ORR_OP_LAYER) status = orr_reduce_partial(&c.out[0]);
   if (status) status = explain(&c, status);
   release(&c, moved, status);
   if (room != small) free(room);

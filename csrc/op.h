@@ -27,6 +27,8 @@ extern const orr_op orr_op_to, orr_op_contiguous, orr_op_redistribute;
 orr_status orr_cast(orr_tensor *t, orr_dtype dtype, orr_tensor **out);
 /* As orr_redistribute, recorded on the tape. */
 orr_status orr_redistribute_op(orr_tensor *t, orr_layout *layout, orr_tensor **out);
+/* *t without Partial, recorded: reduced once for all who read it. Owned before and after. */
+orr_status orr_reduce_partial(orr_tensor **t);
 
 /* Infer helpers. */
 orr_status orr_infer_same(orr_call *c);      /* out[0] is like in[0] */

@@ -342,25 +342,6 @@ const orr_op orr_op_bn_grad_apply = {
     .rule = rule_piece,
     .run = run_grad_apply};
 
-/* *t without Partial: reduced once for all who read it. */
-static orr_status reduce_now(orr_tensor **t, bool record) {
-  const orr_layout *now = (*t)->layout;
-  orr_place place[ORR_MAX_AXES];
-  orr_layout *layout;
-  orr_tensor *whole;
-  if (!orr_layout_is_partial(now)) return ORR_OK;
-  for (int a = 0; a < now->mesh->n_axes; a++)
-    place[a] = now->axis[a].kind == ORR_PARTIAL ? (orr_place){.kind = ORR_REPLICATE} : now->axis[a];
-  ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
-  orr_status status = record ? orr_redistribute_op(*t, layout, &whole)
-                             : orr_redistribute(*t, layout, &whole);
-  orr_layout_free(layout);
-  if (status) return status;
-  orr_tensor_free(*t);
-  *t = whole;
-  return ORR_OK;
-}
-
 static orr_tensor *weight_grad(orr_grad *g, orr_tensor *sums, int which) {
   orr_args row = {.i = {1, which + 1, 1}};
   return orr_g_sum(g, orr_g(g, &orr_op_narrow, &row, 1, sums), 1u | 2u, false);
@@ -372,7 +353,7 @@ static orr_status grad_apply(orr_grad *g) {
   if (!constant || g->needs[1] || g->needs[2]) {
     orr_tensor *in[4] = {x, mean, rstd, gy};
     ORR_TRY(orr_dispatch(&orr_op_bn_grad_sums, in, 4, g->args, false, &sums));
-    orr_status status = g->needs[0] && !constant && !own ? reduce_now(&sums, false) : ORR_OK;
+    orr_status status = g->needs[0] && !constant && !own ? orr_reduce_partial(&sums) : ORR_OK;
     if (!orr_g_keep(g, sums)) return g->status;
     if (status) return status;
   }
@@ -442,10 +423,10 @@ static orr_status batch_statistics(orr_tensor *x, bool sync, statistics *s) {
     return ORR_OK;
   }
   ORR_TRY(orr_call1(&orr_op_bn_sum, x, &s->args, &s->mean));
-  ORR_TRY(reduce_now(&s->mean, false));
+  ORR_TRY(orr_reduce_partial(&s->mean));
   ORR_TRY(orr_then_scale(&s->mean, 1 / s->args.f[COUNT]));
   ORR_TRY(orr_call2(&orr_op_bn_sumsq, x, s->mean, &s->args, &s->sumsq));
-  return reduce_now(&s->sumsq, false);
+  return orr_reduce_partial(&s->sumsq);
 }
 
 /* t on the mesh of `where`. */
@@ -530,7 +511,7 @@ static orr_status compose_batch_norm(const orr_op *op, orr_tensor *const *in, in
   int64_t channels = x->meta.shape[1];
   s.args = (orr_args){.i = {1, -1}};
   s.args.f[COUNT] = channels ? (double)(orr_tensor_numel(x) / channels) : 1;
-  status = reduce_now(&x, true);
+  status = orr_reduce_partial(&x);
   bool was = orr_set_grad_mode(false);
   if (!status) status = find_statistics(x, in, args, &s);
   orr_set_grad_mode(was);

@@ -121,6 +121,35 @@ static int rule_groups(const orr_call *c, int axis, orr_row *rows, int max, bool
   return 1;
 }
 
+/* ---- one group, its input channels split: what the labels leave out, because of a bias ---- */
+
+static const orr_place *split_of(const orr_call *c, int k, int dim, int axis) {
+  const orr_layout *layout = c->in[k]->layout;
+  if (axis >= layout->mesh->n_axes) return NULL;
+  const orr_place *now = &layout->axis[axis], *outer = &layout->axis[0];
+  if (now->kind != ORR_SHARD || now->dim != dim) return NULL;
+  return axis > 0 && outer->kind == ORR_SHARD && outer->dim == dim ? NULL : now;
+}
+
+/* y = x w + b comes out Partial with b, made Partial, added once; w's gradient is split as x is, and
+ * every device has all of b's. */
+static int rule_channels(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+  bool forward = c->op->code == FORWARD;
+  const orr_place *from = forward ? split_of(c, 1, 1, axis) : NULL;
+  if (!one_group(c)) return rule_groups(c, axis, rows, max, only);
+  *only = false;
+  if (!from) from = split_of(c, 0, 1, axis);
+  if (!from || max < 1 || (forward && !has(c, 2))) return 0;
+  orr_place channels = {.kind = ORR_SHARD, .dim = 1, .bounds = from->bounds};
+  orr_place sum = {.kind = ORR_PARTIAL, .op = ORR_SUM}, whole = {.kind = ORR_REPLICATE};
+  rows[0].in[0] = channels;
+  rows[0].in[1] = forward ? channels : whole;
+  if (forward) rows[0].in[2] = sum;
+  rows[0].out[0] = forward ? sum : channels;
+  if (!forward) rows[0].out[1] = whole;
+  return 1;
+}
+
 /* ---- forward: x (N, C, H, W), w (O, C/groups, KH, KW), b (O) or absent ---- */
 
 static orr_status infer_conv(orr_call *c) {
@@ -196,14 +225,14 @@ static orr_status grad_conv(orr_grad *g) {
 
 static const orr_op conv2d = {.name = "conv2d",
                               .args = "t t t? i=1 i=1 i=0 i=0 i=1 i=1 i=1",
-                              .flags = ORR_OP_CHANNELS_LAST,
+                              .flags = ORR_OP_CHANNELS_LAST | ORR_OP_LAYER,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,
                               .n_out = 1,
                               .infer = infer_conv,
                               .label = label_conv,
-                              .rule = rule_groups,
+                              .rule = rule_channels,
                               .run = run_conv,
                               .grad = grad_conv};
 
@@ -323,7 +352,7 @@ static const orr_op conv2d_grad_wb = {.name = "conv2d_grad_wb",
                                       .n_out = 2,
                                       .infer = infer_grad_w,
                                       .label = label_grad_w,
-                                      .rule = rule_groups,
+                                      .rule = rule_channels,
                                       .run = run_grad_w};
 
 /* ---- conv_transpose2d: args.i: strides, paddings, output paddings, dilations, groups ---- */

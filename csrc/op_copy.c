@@ -107,6 +107,23 @@ orr_status orr_redistribute_op(orr_tensor *t, orr_layout *layout, orr_tensor **o
   return status;
 }
 
+orr_status orr_reduce_partial(orr_tensor **t) {
+  const orr_layout *now = (*t)->layout;
+  orr_place place[ORR_MAX_AXES];
+  orr_layout *layout;
+  orr_tensor *whole;
+  if (!orr_layout_is_partial(now)) return ORR_OK;
+  for (int a = 0; a < now->mesh->n_axes; a++)
+    place[a] = now->axis[a].kind == ORR_PARTIAL ? (orr_place){.kind = ORR_REPLICATE} : now->axis[a];
+  ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
+  orr_status status = orr_redistribute_op(*t, layout, &whole);
+  orr_layout_free(layout);
+  if (status) return status;
+  orr_tensor_free(*t);
+  *t = whole;
+  return ORR_OK;
+}
+
 /* ---- in place ---- */
 
 static orr_status infer_copy_(orr_call *c) {

@@ -1,7 +1,8 @@
 /* op_loss.c: cross entropy and negative log likelihood over classes in dim 2 (in the only dim
  * of a single row), labels from 1.
  *
- * Invariant: rows are added over all devices and divided once, by the global count of labels
+ * Invariant: classes that are split over devices stay there: rows of numbers are reduced, never the
+ * logits. Rows are added over all devices and divided once, by the global count of labels
  * that are not ignored; where there are none the mean is 0 with zero gradients. Losses of f16
  * and bf16 come out in f32.
  * To add a loss of rows: an op (rows) with its gradient op, and `compose_loss` on top.
@@ -37,8 +38,19 @@ static void label_row_dims(int rows, uint8_t *label) {
 /* Every tensor of a call starts with the rows' dims; classes, where it has them, are whole. */
 static void label_rows(orr_call *c) {
   int rows = c->in[1]->meta.ndim;
-  for (int k = 0; k < c->n_in; k++) label_row_dims(rows, c->in_label[k]);
+  for (int k = 0; k < c->n_in; k++)
+    if (c->in[k]) label_row_dims(rows, c->in_label[k]);
   for (int k = 0; k < c->n_out; k++) label_row_dims(rows, c->out_label[k]);
+}
+
+/* The same, classes split where they are. */
+static void label_classes(orr_call *c) {
+  int rows = c->in[1]->meta.ndim;
+  label_rows(c);
+  for (int k = 0; k < c->n_in; k++)
+    if (c->in[k] && c->in[k]->meta.ndim > rows) c->in_label[k][rows] = (uint8_t)(rows + 1);
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out_meta[k].ndim > rows) c->out_label[k][rows] = (uint8_t)(rows + 1);
 }
 
 static orr_status finish(const orr_work *w, const orr_fault *fault, const orr_view *x) {
@@ -58,17 +70,19 @@ static orr_status run_cross_entropy(const orr_work *w, int shard) {
 /* in: x, target, lse, g (a number a row). */
 static orr_status run_cross_entropy_grad(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0);
+  int classes = x->ndim - 1;
   orr_k_cross_entropy_back(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
-                           w->args.f[0], 0, x->shape[x->ndim - 1], orr_work_in(w, shard, 3),
-                           orr_work_out(w, shard, 0));
+                           w->args.f[0], w->origin[shard][classes], w->global.shape[classes],
+                           orr_work_in(w, shard, 3), orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
 static const orr_op cross_entropy_grad = {.name = "cross_entropy_grad",
+                                          .flags = ORR_OP_ORIGIN,
                                           .n_in = 4,
                                           .n_out = 1,
                                           .infer = orr_infer_same,
-                                          .label = label_rows,
+                                          .label = label_classes,
                                           .run = run_cross_entropy_grad};
 
 static orr_tensor *binary(orr_grad *g, int code, orr_tensor *x, double s) {
@@ -113,6 +127,120 @@ static const orr_op cross_entropy_rows = {
     .label = label_rows,
     .run = run_cross_entropy,
     .grad = grad_cross_entropy};
+
+/* ---- split classes: the largest logit of a row, sums over its classes, the loss ---- */
+
+/* Rows of numbers; args.i[1]: classes. */
+static orr_status infer_pieces(orr_call *c) {
+  ORR_TRY(infer_rows(c));
+  c->args.i[1] = c->in[0]->meta.shape[c->in[0]->meta.ndim - 1];
+  return ORR_OK;
+}
+
+static orr_status run_class_max(const orr_work *w, int shard) {
+  orr_k_cross_entropy_max(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
+  return ORR_OK;
+}
+
+/* in: x, target. */
+static const orr_op class_max = {.name = "cross_entropy_max",
+                                 .flags = ORR_OP_NO_GRAD,
+                                 .partial = ORR_MAX,
+                                 .n_in = 2,
+                                 .n_out = 1,
+                                 .infer = infer_pieces,
+                                 .label = label_classes,
+                                 .run = run_class_max};
+
+static orr_status run_class_sums(const orr_work *w, int shard) {
+  orr_fault fault = {0};
+  int64_t classes = w->args.i[1];
+  const orr_view *x = orr_work_in(w, shard, 0);
+  orr_k_cross_entropy_parts(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
+                            w->origin[shard][x->ndim - 1], classes, orr_work_out(w, shard, 0),
+                            orr_work_out(w, shard, 1), orr_work_out(w, shard, 2), &fault);
+  if (!fault.index) return ORR_OK;
+  return orr_index_fault(fault.value, fault.index, classes, true, w->n_shards > 1);
+}
+
+/* in: x, target, max; out: sum of exp(x - max), the label's logit, sum of x. */
+static const orr_op class_sums = {.name = "cross_entropy_sums",
+                                  .flags = ORR_OP_NO_GRAD | ORR_OP_ORIGIN | ORR_OP_ORIGIN_IN,
+                                  .partial = ORR_SUM,
+                                  .n_in = 3,
+                                  .n_out = 3,
+                                  .infer = infer_pieces,
+                                  .label = label_classes,
+                                  .run = run_class_sums};
+
+static orr_status run_class_loss(const orr_work *w, int shard) {
+  const orr_view *sum_x = orr_work_has(w, shard, 5) ? orr_work_in(w, shard, 5) : NULL;
+  orr_k_cross_entropy_finish(orr_work_in(w, shard, 2), orr_work_in(w, shard, 3),
+                             orr_work_in(w, shard, 4), sum_x, orr_work_in(w, shard, 1),
+                             w->args.i[0], w->args.f[0], w->args.i[1], orr_work_out(w, shard, 0),
+                             orr_work_out(w, shard, 1));
+  return ORR_OK;
+}
+
+/* in: x, target, max, then the sums reduced (the last absent where nothing is smoothed). Rows are
+ * whole on every device, wherever x's classes are. */
+static int rule_class_loss(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+  const orr_layout *layout = c->in[0]->layout;
+  int classes = c->in[0]->meta.ndim - 1;
+  *only = false;
+  if (max < 1 || axis >= layout->mesh->n_axes) return 0;
+  if (layout->axis[axis].kind != ORR_SHARD || layout->axis[axis].dim != classes) return 0;
+  for (int k = 0; k < c->n_in; k++) rows[0].in[k] = (orr_place){.kind = ORR_REPLICATE};
+  rows[0].in[0] = layout->axis[axis];
+  for (int k = 0; k < c->n_out; k++) rows[0].out[k] = (orr_place){.kind = ORR_REPLICATE};
+  return 1;
+}
+
+static const orr_op class_loss = {
+    .name = "cross_entropy_split",
+    .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
+    .n_in = 5,
+    .n_out = 2,
+    .infer = infer_pieces,
+    .label = label_rows,
+    .rule = rule_class_loss,
+    .run = run_class_loss,
+    .grad = grad_cross_entropy};
+
+static bool has_split_classes(const orr_tensor *x) {
+  for (int a = 0; a < x->layout->mesh->n_axes; a++)
+    if (x->layout->axis[a].kind == ORR_SHARD && x->layout->axis[a].dim == x->meta.ndim - 1)
+      return true;
+  return false;
+}
+
+/* in: x, target, then room for max and the sums (owned by the caller). */
+static orr_status class_numbers(orr_tensor **in, const orr_args *args) {
+  orr_tensor *sums[ORR_MAX_OUT];
+  ORR_TRY(orr_dispatch(&class_max, in, 2, args, false, &in[2]));
+  ORR_TRY(orr_reduce_partial(&in[2]));
+  ORR_TRY(orr_dispatch(&class_sums, in, 3, args, false, sums));
+  for (int k = 0; k < 3; k++) in[3 + k] = sums[k];
+  if (args->f[0] == 0) {
+    orr_tensor_free(in[5]);
+    in[5] = NULL;
+  }
+  for (int k = 3; k < 6; k++)
+    if (in[k]) ORR_TRY(orr_reduce_partial(&in[k]));
+  return ORR_OK;
+}
+
+static orr_status split_cross_entropy(orr_tensor *x, orr_tensor *target, const orr_args *args,
+                                      orr_tensor **out) {
+  orr_tensor *in[6] = {x, target, NULL, NULL, NULL, NULL};
+  bool was = orr_set_grad_mode(false);
+  orr_status status = class_numbers(in, args);
+  orr_set_grad_mode(was);
+  if (!status) status = orr_dispatch(&class_loss, in, 6, args, false, out);
+  for (int k = 2; k < 6; k++)
+    if (in[k]) orr_tensor_free(in[k]);
+  return status;
+}
 
 static orr_status run_nll(const orr_work *w, int shard) {
   orr_fault fault = {0};
@@ -253,8 +381,9 @@ static orr_status compose_loss(const orr_op *op, orr_tensor *const *in, int n_in
     return orr_fail(ORR_EARG, "%s: label smoothing is %g and must be from 0 to 1", op->name,
                     smooth);
   ORR_TRY(classes_last(op->name, in[0], in[1], &x));
-  orr_status status =
-      orr_call2(op->code ? &nll_rows : &cross_entropy_rows, x, in[1], &rows, made);
+  orr_status status;
+  if (!op->code && has_split_classes(x)) status = split_cross_entropy(x, in[1], &rows, made);
+  else status = orr_call2(op->code ? &nll_rows : &cross_entropy_rows, x, in[1], &rows, made);
   orr_tensor_free(x);
   if (status) return status;
   if (made[1]) orr_tensor_free(made[1]);
@@ -282,4 +411,5 @@ static const orr_op nll_loss = {.name = "nll_loss",
 
 const orr_op *const orr_ops_loss[] = {&cross_entropy,      &nll_loss, &cross_entropy_rows,
                                       &cross_entropy_grad, &nll_rows, &nll_grad,
-                                      &count_labels,       NULL};
+                                      &count_labels,       &class_max, &class_sums,
+                                      &class_loss,         NULL};

@@ -123,7 +123,7 @@ static orr_status grad_embedding(orr_grad *g) {
 
 static const orr_op embedding = {.name = "embedding",
                                  .args = "t t",
-                                 .flags = ORR_OP_ORIGIN | ORR_OP_ORIGIN_IN,
+                                 .flags = ORR_OP_ORIGIN | ORR_OP_ORIGIN_IN | ORR_OP_LAYER,
                                  .save = ORR_SAVE_IN(1),
                                  .n_in = 2,
                                  .n_out = 1,

@@ -36,11 +36,20 @@ static orr_place present(const chooser *s, int k) {
   return is_host(s, k) ? replicate : s->c->in[k]->layout->axis[s->axis];
 }
 
+/* A Partial value that is scattered is gathered again before long: it costs what reducing it costs.
+ * Parameters rest where the plan put them: one moves only where every row moves one. */
+static double move_cost(const chooser *s, int k, const orr_place *to) {
+  static const double of_parameter = 1e6;
+  const orr_tensor *t = s->c->in[k];
+  bool scatters = t->layout->axis[s->axis].kind == ORR_PARTIAL && to->kind == ORR_SHARD;
+  double cost = orr_redistribute_cost(t, s->axis, scatters ? &replicate : to);
+  return t->reducer || t->storage->origin ? of_parameter * cost : cost;
+}
+
 static double row_cost(const chooser *s, const orr_row *row) {
   double cost = 0;
   for (int k = 0; k < s->c->n_in; k++)
-    if (s->c->in[k] && !is_host(s, k))
-      cost += orr_redistribute_cost(s->c->in[k], s->axis, &row->in[k]);
+    if (s->c->in[k] && !is_host(s, k)) cost += move_cost(s, k, &row->in[k]);
   return cost;
 }
 
@@ -171,14 +180,16 @@ static orr_status choose(chooser *s) {
   return ORR_OK;
 }
 
-/* Bounds that an op's own row took from t's layout, where both axes shard one dim, fit only while
- * axis 0 stays as it is. */
+/* Bounds of axis 1 hang on axis 0 where both shard one dim: those of t as it is fit while axis 0
+ * stays; bounds that a row took from elsewhere do not, and the split is balanced instead. */
 static void drop_stale_bounds(const orr_tensor *t, orr_place *in) {
   const orr_place *now = t->layout->axis;
-  if (t->layout->mesh->n_axes < 2 || now[0].kind != ORR_SHARD || now[1].kind != ORR_SHARD ||
-      now[0].dim != now[1].dim || in[1].bounds != now[1].bounds)
-    return;
-  if (in[0].kind != ORR_SHARD || in[0].bounds != now[0].bounds) in[1].bounds = NULL;
+  if (t->layout->mesh->n_axes < 2 || in[1].kind != ORR_SHARD) return;
+  bool was = now[0].kind == ORR_SHARD && now[1].kind == ORR_SHARD && now[0].dim == now[1].dim;
+  bool own = was && in[1].bounds == now[1].bounds;
+  bool stays = in[0].kind == ORR_SHARD && in[0].bounds == now[0].bounds;
+  bool nests = in[0].kind == ORR_SHARD && in[0].dim == in[1].dim;
+  if (own ? !stays : nests) in[1].bounds = NULL;
 }
 
 /* The bounds that out's shard will have must live on: they are copied by orr_layout_new. */

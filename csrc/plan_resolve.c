@@ -102,14 +102,6 @@ void orr_plan_places_free(orr_plan_places *places) {
 
 /* -- what runs ---------------------------------------------------------------------------- */
 
-static bool has_kind(const orr_plan_node *node, orr_plan_kind kind) {
-  if (node->kind == kind) return true;
-  for (const orr_plan_node *c = node->first; c; c = c->next) {
-    if (has_kind(c, kind)) return true;
-  }
-  return false;
-}
-
 /* Copies the subtree's devices into a list of siblings, in tree order. */
 static void list_leaves(const orr_plan_node *node, orr_plan_node *copy, int *n) {
   if (node->kind == ORR_PLAN_DEVICE) {

@@ -140,9 +140,19 @@ static orr_status deliver(backward *b, const orr_edge *e, orr_tensor *take_g) {
   return add_to(&e->node->gy[e->out], take_g);
 }
 
+/* Whether the formula hands a Partial gradient on as it is, to one input or by linear ops alone. */
+static bool passes_partial(const orr_node *node) {
+  int n = 0;
+  for (int k = 0; k < node->n_in; k++) n += node->needs[k];
+  if (node->op == &orr_op_redistribute || node->op->flags & ORR_OP_LINEAR) return true;
+  return n == 1 && node->op->flags & ORR_OP_MULTILINEAR;
+}
+
 static orr_status run_node(backward *b, orr_node *node) {
+  bool reduce = !passes_partial(node);
   for (int k = 0; k < node->n_out; k++) {
     if (!node->gy[k]) continue;
+    if (reduce) ORR_TRY(orr_reduce_partial(&node->gy[k]));
     ORR_TRY(run_hooks(node->hooks[k], &node->gy[k]));
     if (b->x) ORR_TRY(capture(b, NULL, node, k, node->gy[k]));
   }

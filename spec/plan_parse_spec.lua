@@ -214,15 +214,15 @@ describe("the plan language", function()
     assert.matches("no device answers", failure(p.resolve, p, { cpu = 1, cuda = 1 }))
   end)
 
-  it("runs data, and names the nearest plan for the rest", function()
+  it("runs every kind of node, and names the nearest plan for the rest", function()
     for _, text in ipairs { "data<0,1>", "data<data<0,1>, data<2,3>>", "data<0; micro=1>",
-      "data<0,1; bucket=1MiB, sync_bn=false>" } do
+      "data<0,1; bucket=1MiB, sync_bn=false>", "data<0; micro=2>", "model<0,1>", "tensor<0..3>",
+      "data<tensor<0,1>, tensor<4,5>; sync_bn=false>" } do
       assert.is_true((plan.parse(text):runnable()))
     end
     for text, nearest in pairs {
-      ["model<0,1>"] = "data<0,1>", ["tensor<0..3>"] = "data<0..3>", ["data<0; micro=2>"] = "data<0>",
+      ["tensor<0..3; sequence=true>"] = "data<0..3>",
       ["data<0,1; zero=1, bucket=2KiB>"] = "data<0,1; bucket=2KiB>",
-      ["data<tensor<0,1>, tensor<4,5>; sync_bn=false>"] = "data<0,1,4,5; sync_bn=false>",
     } do
       local ok, reason = plan.parse(text):runnable()
       assert.is_nil(ok)

@@ -16,6 +16,7 @@ local parts = {
   data = "orrery.data",
   amp = "orrery.amp",
   progress = "orrery.progress",
+  timeline = "orrery.timeline",
   plot = "orrery.plot",
 }
 
@@ -26,7 +27,9 @@ local hidden = {
   hold_gradients = true, profile_start = true, profile_stop = true, mesh = true, mesh_of = true,
   distribute = true, placements = true, from_shards = true, set_batch = true, trace_start = true,
   trace_stop = true, reducer = true, set_reducer = true, plan = true, line = true,
-  tensor_metatable = true, watch_layer = true, op_table = true, snapshot = true,
+  tensor_metatable = true, watch_layer = true, op_table = true, snapshot = true, mark = true,
+  timeline_start = true, timeline_stop = true, timeline_event = true, record_ops = true,
+  record_stop = true,
 }
 
 require("orrery.tensor").install(orrery)
