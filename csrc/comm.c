@@ -280,7 +280,7 @@ static orr_status reduce_group(orr_tensor *const *ts, orr_tensor *const *out, in
   c->alone = bytes <= SMALL_BYTES;
   c->use_comm = use_comm;
   orr_flatten_all_reduce(c);
-  orr_trace_add(ORR_ALL_REDUCE, mesh->name[axis], bytes);
+  orr_trace_add(ORR_ALL_REDUCE, mesh->name[axis], members, bytes);
   return orr_collective_issue(c);
 }
 
@@ -349,12 +349,26 @@ int orr_trace_stop(const orr_trace_row **rows) {
   return trace.n;
 }
 
-void orr_trace_add(orr_collective_kind kind, const char *axis, int64_t bytes) {
+/* Of the payload, what a device sends in a ring of n. */
+static double ring_share(orr_collective_kind kind, int n) {
+  double rest = (double)(n - 1) / n;
+  switch (kind) {
+    case ORR_ALL_REDUCE: return 2 * rest;
+    case ORR_ALL_GATHER:
+    case ORR_REDUCE_SCATTER: return rest;
+    case ORR_ALL_TO_ALL: return rest / n;
+    default: return 1;
+  }
+}
+
+void orr_trace_add(orr_collective_kind kind, const char *axis, int n, int64_t bytes) {
   if (!trace.on) return;
+  double moved = (double)bytes * ring_share(kind, n);
   for (int k = 0; k < trace.n; k++) {
     orr_trace_row *row = &trace.row[k];
     if (row->kind != kind || strcmp(row->axis, axis) != 0) continue;
     row->bytes += bytes;
+    row->moved += moved;
     row->count++;
     return;
   }
@@ -365,5 +379,5 @@ void orr_trace_add(orr_collective_kind kind, const char *axis, int64_t bytes) {
     trace.row = grown;
     trace.cap = cap;
   }
-  trace.row[trace.n++] = (orr_trace_row){kind, axis, bytes, 1};
+  trace.row[trace.n++] = (orr_trace_row){kind, axis, bytes, 1, moved};
 }

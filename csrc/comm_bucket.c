@@ -1,4 +1,4 @@
-/* comm_bucket.c: gradients on their way: the entries of a reducer, and the all-reduces that
+/* comm_bucket.c: gradients on their way: the entries of a reducer, and the collectives that
  * carry a bucket of them over the communication queues. Who adds them to the parameters is
  * reducer.c.
  *
@@ -69,12 +69,21 @@ orr_status orr_bucket_add(orr_reducer *r, orr_tensor *p, orr_tensor *take_g, boo
   return ORR_OK;
 }
 
-/* A header on g's memory, replicated along the axis. */
-static orr_status relabel(const orr_tensor *g, int axis, orr_tensor **out) {
+/* Whether the gradient ends sharded along the axis. */
+static bool scatters(const orr_bucket_entry *e, int axis) {
+  const orr_layout *end = orr_state_layout(e->p);
+  return end->mesh == e->g->layout->mesh && end->axis[axis].kind == ORR_SHARD;
+}
+
+/* What g will be: its own memory, replicated along the axis, or a shard in new memory. */
+static orr_status room_for(const orr_bucket_entry *e, int axis, bool scatter, orr_tensor **out) {
   static const orr_place whole = {.kind = ORR_REPLICATE};
+  const orr_tensor *g = e->g;
   orr_layout *layout;
-  ORR_TRY(orr_layout_with(g, axis, &whole, &layout));
-  orr_status status = orr_tensor_alias_as(g, &g->meta, layout, out);
+  const orr_place *place = scatter ? &orr_state_layout(e->p)->axis[axis] : &whole;
+  ORR_TRY(orr_layout_with(g, axis, place, &layout));
+  orr_status status = scatter ? orr_tensor_new(&g->meta, layout, NULL, out)
+                              : orr_tensor_alias_as(g, &g->meta, layout, out);
   orr_layout_free(layout);
   if (!status) (*out)->is_view = false;
   return status;
@@ -88,24 +97,27 @@ static void take_reduced(orr_bucket_entry *e, orr_tensor *take_g) {
   e->p->grad = orr_tensor_ref(take_g);
 }
 
-/* One collective for all waiting entries on one mesh that are Partial along the axis. list:
- * room for 2 * n tensors and n numbers. */
-static orr_status reduce_axis(orr_reducer *r, const orr_mesh *mesh, int axis, orr_tensor **list,
-                              int *at) {
+/* One collective for all waiting entries on one mesh that are Partial along the axis and end
+ * sharded there, or end whole. list: room for 2 * n tensors and n numbers. */
+static orr_status reduce_axis(orr_reducer *r, const orr_mesh *mesh, int axis, bool scatter,
+                              orr_tensor **list, int *at) {
   orr_tensor **fresh = list + r->n;
   orr_status status = ORR_OK;
   int n = 0, made = 0;
   for (int k = r->launched; k < r->n; k++) {
     orr_tensor *g = r->entry[k].g;
     if (g->layout->mesh != mesh || !orr_bucket_is_partial(g, axis)) continue;
+    if (scatters(&r->entry[k], axis) != scatter) continue;
     at[n] = k;
     list[n++] = g;
   }
   for (; made < n && !status; made++) {
-    status = relabel(list[made], axis, &fresh[made]);
+    status = room_for(&r->entry[at[made]], axis, scatter, &fresh[made]);
     if (status) break;
   }
-  if (!status) status = orr_comm_all_reduce(list, n, axis, ORR_SUM, true);
+  if (!status)
+    status = scatter ? orr_comm_exchange(ORR_REDUCE_SCATTER, list, fresh, n, axis, true)
+                     : orr_comm_all_reduce(list, n, axis, ORR_SUM, true);
   for (int k = 0; k < made; k++) {
     if (status)
       orr_tensor_free(fresh[k]);
@@ -125,7 +137,8 @@ orr_status orr_bucket_launch(orr_reducer *r) {
       orr_tensor *g =
           r->entry[k].g; /* reduced by an earlier turn, it is not partial any more */
       if (a < g->layout->mesh->n_axes && orr_bucket_is_partial(g, a))
-        status = reduce_axis(r, g->layout->mesh, a, list, (int *)(list + 2 * n));
+        status = reduce_axis(r, g->layout->mesh, a, scatters(&r->entry[k], a), list,
+                             (int *)(list + 2 * n));
     }
   }
   free(list);

@@ -47,6 +47,7 @@ static void pull_group(const orr_collective *c, const orr_piece *src, const orr_
   orr_view from[ORR_MAX_DEVICES], to;
   const orr_view *list[ORR_MAX_DEVICES];
   int64_t lo[ORR_MAX_DIM], shape[ORR_MAX_DIM];
+  if (c->width == 1 && src->buffer == dst->buffer) return; /* its own part stands in place */
   if (!overlap(src, dst, lo, shape)) return;
   cut_out(dst, lo, shape, &to);
   for (int k = 0; k < c->width; k++) {
@@ -59,6 +60,17 @@ static void pull_group(const orr_collective *c, const orr_piece *src, const orr_
     orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
 }
 
+static void pull_all(const orr_collective *c, const orr_piece *src, int n_src, int part,
+                     const orr_piece *dst) {
+  int n_groups = n_src / c->width; /* every part begins at another source */
+  for (int k = 0; k < n_groups; k++) pull_group(c, &src[(part + k) % n_groups * c->width], dst);
+}
+
+void orr_run_exchange(orr_collective *c, int part) {
+  for (int t = 0; t < c->n_dst / c->n; t++)
+    pull_all(c, &c->src[t * c->n], c->n, part, &c->dst[t * c->n + part]);
+}
+
 void orr_run_pull(orr_collective *c, int part) {
   const orr_piece *dst = &c->dst[part];
   if (c->n_src == 0) {
@@ -66,10 +78,7 @@ void orr_run_pull(orr_collective *c, int part) {
     if (bytes) memset(dst->view.data, 0, bytes);
     return;
   }
-  /* Every part begins at another source. */
-  int n_groups = c->n_src / c->width;
-  for (int k = 0; k < n_groups; k++)
-    pull_group(c, &c->src[(part + k) % n_groups * c->width], dst);
+  pull_all(c, c->src, c->n_src, part, dst);
 }
 
 /* ---- all-reduce ---- */

@@ -203,6 +203,8 @@ static int trace_stop(lua_State *L) {
     lua_setfield(L, -2, "bytes");
     lua_pushinteger(L, (lua_Integer)row[k].count);
     lua_setfield(L, -2, "count");
+    lua_pushnumber(L, row[k].moved);
+    lua_setfield(L, -2, "moved");
     lua_rawseti(L, -2, k + 1);
   }
   return 1;
@@ -234,6 +236,42 @@ static int set_reducer(lua_State *L) {
   return 0;
 }
 
+/* ---- sharded state ---- */
+
+/* Words in the table at `index`, an owned layout on t's mesh; NULL where it is nil. */
+static orr_layout *layout_at(lua_State *L, int index, const orr_tensor *t) {
+  if (lua_isnoneornil(L, index)) return NULL;
+  luaL_checktype(L, index, LUA_TTABLE);
+  lua_settop(L, 3);
+  int n = (int)lua_rawlen(L, index);
+  for (int k = 0; k < n; k++) lua_rawgeti(L, index, k + 1);
+  orr_layout *layout = read_layout(L, 4, t->layout->mesh, t);
+  lua_settop(L, 3);
+  return layout;
+}
+
+/* set_sharding(parameter, {words where ops see it} or nil, {words of its gradient and state} or nil) */
+static int set_sharding(lua_State *L) {
+  orr_tensor *t = orr_lua_check(L, 1);
+  orr_layout_free(t->use_layout);
+  orr_layout_free(t->state_layout);
+  t->use_layout = t->state_layout = NULL;
+  t->use_layout = layout_at(L, 2, t);
+  t->state_layout = layout_at(L, 3, t);
+  return 0;
+}
+
+/* state_like(parameter): zeros where its optimizer state stands; f32 where it is in half precision. */
+static int state_like(lua_State *L) {
+  orr_tensor *p = orr_lua_check(L, 1), *y;
+  orr_args args = {.f = {0}};
+  orr_meta meta = p->meta;
+  if (meta.dtype == ORR_F16 || meta.dtype == ORR_BF16) meta.dtype = ORR_F32;
+  orr_lua_try(L, orr_create(&orr_op_full, &meta, orr_state_layout(p), &args, &y));
+  orr_lua_push(L, y);
+  return 1;
+}
+
 int orr_lua_open_place(lua_State *L) {
   static const luaL_Reg functions[] = {{"mesh", mesh},
                                        {"mesh_of", mesh_of},
@@ -247,6 +285,8 @@ int orr_lua_open_place(lua_State *L) {
                                        {"trace_stop", trace_stop},
                                        {"reducer", reducer},
                                        {"set_reducer", set_reducer},
+                                       {"set_sharding", set_sharding},
+                                       {"state_like", state_like},
                                        {NULL, NULL}};
   static const luaL_Reg methods[] = {
       {"redistribute", redistribute}, {"shards", shards}, {NULL, NULL}};

@@ -184,11 +184,25 @@ static orr_status make_outputs(orr_call *c, orr_layout *const *layout) {
   return ORR_OK;
 }
 
+/* Parameters that rest as shards are gathered. Writes and the lists of optimizers and norms see them
+ * as they rest. */
+static orr_status gather_inputs(orr_call *c, orr_tensor **moved) {
+  enum { AT_REST = ORR_OP_LIST | ORR_OP_NO_GRAD };
+  if ((c->op->flags & AT_REST) == AT_REST) return ORR_OK;
+  for (int k = c->n_written; k < c->n_in; k++) {
+    if (!c->in[k] || !c->in[k]->use_layout) continue;
+    ORR_TRY(orr_zero_gather(c->in[k], &moved[k]));
+    c->in[k] = moved[k];
+  }
+  return ORR_OK;
+}
+
 /* Place, redistribute, allocate, run. moved[k]: owned copies that placing made. */
 static orr_status place_and_run(orr_call *c, orr_tensor **moved) {
   orr_layout *layout[ORR_MAX_OUT] = {NULL};
   const orr_mesh *mesh;
   orr_status status = ORR_OK;
+  ORR_TRY(gather_inputs(c, moved));
   ORR_TRY(find_mesh(c, &mesh));
   ORR_TRY(join_stage(c, mesh, moved));
   if (mesh->n_axes == 0) {
@@ -228,6 +242,9 @@ static orr_status check_in_place(orr_call *c, const orr_meta *was) {
   if (c->in[0]->meta.dtype != was->dtype || now->dtype != was->dtype || now->ndim != was->ndim ||
       memcmp(now->shape, was->shape, (size_t)now->ndim * sizeof now->shape[0]) != 0)
     return orr_fail(ORR_EARG, "an in-place write cannot change the shape or dtype of its target");
+  if (c->in[0]->storage->origin)
+    return orr_fail(ORR_EARG, "its target was gathered from a parameter whose shards rest on "
+                              "several devices (zero=3); write the parameter itself");
   return orr_tape_check_in_place(c->op, c->in, c->n_in);
 }
 

@@ -218,10 +218,32 @@ static orr_status step_group(void *arg, orr_tensor *const *list, const group *g)
   return status;
 }
 
+/* Where state is sharded, a device updates its slices of the parameters and gets the others'. */
+static orr_status step_slices(step *s) {
+  const orr_optim_lists *lists = s->lists;
+  orr_optim_lists sliced = *lists;
+  orr_tensor **slice = malloc((size_t)lists->n * sizeof *slice);
+  if (!slice) return orr_fail(ORR_EMEM, "out of host memory for a step of %d parameters", lists->n);
+  orr_status status = orr_zero_slices(lists->param, lists->n, slice);
+  if (status) {
+    free(slice);
+    return status;
+  }
+  sliced.param = slice;
+  s->lists = &sliced;
+  status = each_group(slice, lists->n, false, step_group, s);
+  if (!status) status = orr_zero_put_back(lists->param, slice, lists->n);
+  for (int k = 0; k < lists->n; k++) orr_tensor_free(slice[k]);
+  free(slice);
+  return status;
+}
+
 static orr_status run_step(const orr_op *op, const orr_optim_lists *lists, const orr_args *args) {
   step s = {.op = op, .lists = lists, .args = *args};
-  bool was = orr_set_grad_mode(false);
-  orr_status status = each_group(lists->param, lists->n, false, step_group, &s);
+  bool was = orr_set_grad_mode(false), sliced = false;
+  for (int k = 0; k < lists->n; k++) sliced = sliced || lists->param[k]->state_layout;
+  orr_status status =
+      sliced ? step_slices(&s) : each_group(lists->param, lists->n, false, step_group, &s);
   orr_set_grad_mode(was);
   return status;
 }

@@ -248,6 +248,7 @@ typedef struct orr_storage {
   int rc;
   uint32_t version;      /* moves with every in-place write */
   int n, cap;
+  struct orr_tensor *origin; /* the parameter that it was gathered from (op_zero.c); NULL: none */
   orr_buffer *buffer[];
 } orr_storage;
 
@@ -272,11 +273,15 @@ struct orr_tensor {
   struct orr_tensor *grad;
   uint64_t serial;       /* order of creation, of leaves that require grad */
   struct orr_reducer *reducer; /* reducer.c: who reduces its gradient; NULL: nobody */
+  /* Of a parameter whose state is sharded (zero=); NULL: as it rests, under `layout`. */
+  orr_layout *use_layout;   /* where ops see it, gathered for the call */
+  orr_layout *state_layout; /* where its gradient and its optimizer state stand */
   int hooks;             /* the binding's reference to gradient hooks; 0: none */
 };
 
 /* How a tensor gives back its node and its hooks: set by tape.c and the binding. */
 extern void (*orr_node_release)(struct orr_node *node);
+extern void (*orr_node_hold)(struct orr_node *node);
 extern void (*orr_hook_release)(int hooks);
 
 /* A new tensor with memory: row-major shards (like == NULL) or the stride order of `like`. */
@@ -295,6 +300,16 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
                            orr_tensor **out);
 /* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
+/* t's header over no memory, for a tensor that was gathered from a parameter; and the same header
+ * over `whole`, the parameter gathered again. Both belong to t's place in the graph. */
+orr_status orr_tensor_ghost(const orr_tensor *t, orr_tensor **out);
+orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole, orr_tensor **out);
+static inline bool orr_tensor_is_ghost(const orr_tensor *t) {
+  return t->storage->origin && t->storage->n == 0;
+}
+static inline orr_layout *orr_state_layout(const orr_tensor *p) {
+  return p->state_layout ? p->state_layout : p->layout;
+}
 /* Sets requires_grad; gives the tensor its creation serial the first time. */
 void orr_tensor_require_grad(orr_tensor *t, bool on);
 orr_tensor *orr_tensor_ref(orr_tensor *t);
@@ -337,15 +352,19 @@ typedef enum orr_collective_kind {
  * the caller gives the tensors their new layout. */
 orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_partial_kind op,
                                bool use_comm);
-/* parallel.trace */
+/* parallel.trace. bytes: of the whole value, a device's share of it in an all-reduce. moved: what
+ * each device sends in the usual ring: of bytes, 2(n-1)/n in an all-reduce, (n-1)/n in an all-gather
+ * or a reduce-scatter. */
 typedef struct orr_trace_row {
   orr_collective_kind kind;
   const char *axis;
   int64_t bytes, count;
+  double moved;
 } orr_trace_row;
 void orr_trace_start(void);
 int orr_trace_stop(const orr_trace_row **rows); /* borrowed until the next start */
-void orr_trace_add(orr_collective_kind kind, const char *axis, int64_t bytes);
+/* n: the devices of the group. */
+void orr_trace_add(orr_collective_kind kind, const char *axis, int n, int64_t bytes);
 const char *orr_collective_name(orr_collective_kind kind);
 
 /* comm_bucket.c, reducer.c: gradients of the parameters of one placed module, reduced over the axes
@@ -503,6 +522,19 @@ void orr_stages_set(const orr_mesh *mesh);
 /* The layout of t on another stage: split by the same axes and dims where that mesh has them, else
  * replicated. Owned. */
 orr_status orr_stages_layout(const orr_tensor *t, const orr_mesh *mesh, orr_layout **out);
+
+/* op_zero.c: parameters whose state is sharded. A parameter as ops see it: gathered, recorded; the
+ * copy lives as long as the call, or, where gradients are recorded, until the next one is gathered,
+ * so that the communication queue works ahead of the compute queue. Owned. */
+orr_status orr_zero_gather(orr_tensor *p, orr_tensor **out);
+/* A saved tensor that was gathered (orr_tensor_ghost), gathered again. Owned. */
+orr_status orr_zero_revive(const orr_tensor *ghost, orr_tensor **out);
+void orr_zero_release(void); /* lets go of the last gathered copy */
+/* What an optimizer updates of each parameter: its shard under the state layout (the parameter
+ * itself where it has none), sharing memory where that is dense. Owned. */
+orr_status orr_zero_slices(orr_tensor *const *param, int n, orr_tensor **slice);
+/* The updated slices back into all replicas, one collective a mesh. */
+orr_status orr_zero_put_back(orr_tensor *const *param, orr_tensor *const *slice, int n);
 
 /* infer: replaces input k by its cast to dtype, differentiably. */
 orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);

@@ -147,12 +147,9 @@ static bool splits_sequence(const orr_plan *plan) {
 }
 
 orr_status orr_plan_runnable(const orr_plan *plan) {
-  const orr_plan_stage *stage = &plan->stage[0];
   const char *needs = NULL;
   if (splits_sequence(plan)) {
     needs = "sequence=true needs normalisation along the sequence";
-  } else if (stage->n_axes > 0 && stage->axis[0].options[ORR_PLAN_ZERO].set) {
-    needs = "zero= needs sharded optimizer state";
   }
   if (!needs) return ORR_OK;
   char *nearest = nearest_text(plan);

@@ -87,44 +87,15 @@ static orr_status keep_first(const orr_tensor *t, int axis, orr_layout *next,
   return finish(status, t, y, out);
 }
 
-/* One collective in which the group of `first` pulls from itself: all_gather, all_to_all,
- * reduce_scatter. */
-static orr_status pull_group(orr_collective_kind kind, const orr_tensor *t, const orr_tensor *y,
-                             int axis, int first) {
-  const orr_mesh *mesh = t->layout->mesh;
-  int n = mesh->size[axis], rank, step;
-  int64_t bytes = 0;
-  orr_collective *c;
-  orr_mesh_group(mesh, first, axis, &rank, &step);
-  ORR_TRY(orr_collective_new(n, n, n, &c));
-  for (int k = 0; k < n; k++, rank += step) {
-    c->part[k].device = orr_device_at(mesh->device[rank]);
-    orr_piece_fill(&c->src[k], t, rank);
-    orr_piece_fill(&c->dst[k], y, rank);
-    int64_t held = orr_numel(t->meta.ndim, t->shard[rank].shape);
-    bytes = kind == ORR_REDUCE_SCATTER ? held : bytes + held;
-  }
-  c->run = orr_run_pull;
-  c->meets = true;
-  if (kind == ORR_REDUCE_SCATTER) {
-    c->width = n;
-    c->op = t->layout->axis[axis].op;
-  }
-  orr_trace_add(kind, mesh->name[axis], bytes * (int64_t)orr_dtype_size(t->meta.dtype));
-  return orr_collective_issue(c);
-}
-
 static orr_status exchange(orr_collective_kind kind, orr_tensor *t, int axis, orr_layout *next,
                            orr_tensor **out) {
-  const orr_mesh *mesh = next->mesh;
   orr_tensor *y;
-  orr_status status = ORR_OK;
+  orr_status status;
   ORR_TRY(orr_tensor_new(&t->meta, next, t, &y));
   if (kind == ORR_ALL_REDUCE)
     status = orr_comm_reduce_into(&t, &y, 1, axis, t->layout->axis[axis].op, false);
-  for (int r = 0; r < mesh->n && kind != ORR_ALL_REDUCE && !status; r++) {
-    if (!orr_mesh_coordinate(mesh, r, axis)) status = pull_group(kind, t, y, axis, r);
-  }
+  else
+    status = orr_comm_exchange(kind, &t, &y, 1, axis, false);
   return finish(status, t, y, out);
 }
 
@@ -256,7 +227,7 @@ static int find_sources(const orr_layout *l, int home, int *ranks, int *width) {
 static void trace_transfer(const orr_tensor *t, const orr_layout *to) {
   bool host = t->layout->mesh->device[0] == 0 || to->mesh->device[0] == 0;
   bool copies = to->mesh->n > 1 && orr_layout_is_replicate(to);
-  orr_trace_add(copies ? ORR_BROADCAST : ORR_SEND_RECV, host ? "host" : "device",
+  orr_trace_add(copies ? ORR_BROADCAST : ORR_SEND_RECV, host ? "host" : "device", to->mesh->n,
                 orr_tensor_numel(t) * (int64_t)orr_dtype_size(t->meta.dtype));
 }
 

@@ -1,13 +1,13 @@
 /* reducer.c: from gradients that come out of backward to p->grad of parameters placed by a
  * plan.
  *
- * A gradient that is Partial where its parameter is replicated waits in a bucket; a full
- * bucket leaves as one all-reduce on the communication queues while backward goes on
- * (comm_bucket.c). What has arrived is added to the parameters at the end of backward, all
+ * A gradient that is Partial waits in a bucket; a full bucket leaves, on the communication queues
+ * while backward goes on, as one all-reduce of the gradients that end replicated and one
+ * reduce-scatter of those that end sharded (comm_bucket.c). What has arrived is added to the parameters at the end of backward, all
  * or none. While gradients are held (orrery.accumulate) they are added as they are, Partial,
  * and reduced once when the hold ends.
  *
- * Invariant: p->grad is dense, in memory of its own, under the parameter's layout, or, while
+ * Invariant: p->grad is dense, in memory of its own, under the parameter's state layout, or, while
  * held, under that layout with Partial axes. When anything fails, p->grad is what it was.
  * To add another way for a gradient to travel: where `add` chooses between them.
  */
@@ -41,16 +41,20 @@ static void sweep(void) {
   }
 }
 
-/* The parameter's layout, Partial still where g is and the parameter is replicated. */
+/* Where the gradient will end, Partial still where g is. A shard that hangs on the other axis (both
+ * cut one dim) waits for nothing: only the last axis can. */
 static orr_status waiting_layout(const orr_tensor *p, const orr_tensor *g, orr_layout **out) {
   orr_place place[ORR_MAX_AXES];
-  const orr_mesh *mesh = p->layout->mesh;
-  *out = orr_layout_ref(p->layout);
+  const orr_layout *end = orr_state_layout(p);
+  const orr_mesh *mesh = end->mesh;
+  *out = orr_layout_ref(orr_state_layout(p));
   if (g->layout->mesh != mesh) return ORR_OK;
   bool waits = false;
   for (int a = 0; a < mesh->n_axes; a++) {
-    bool keep = p->layout->axis[a].kind == ORR_REPLICATE && orr_bucket_is_partial(g, a);
-    place[a] = keep ? g->layout->axis[a] : p->layout->axis[a];
+    bool outer = a == 0 && mesh->n_axes == 2 && end->axis[0].kind == ORR_SHARD &&
+                 end->axis[1].kind == ORR_SHARD && end->axis[0].dim == end->axis[1].dim;
+    bool keep = !outer && orr_bucket_is_partial(g, a);
+    place[a] = keep ? g->layout->axis[a] : end->axis[a];
     waits = waits || keep;
   }
   if (!waits) return ORR_OK;
@@ -99,7 +103,7 @@ static orr_status add(orr_reducer *r, orr_tensor *p, orr_tensor *grad) {
 /* The gradient is part of a graph of its own: every step is recorded. */
 static orr_status add_recorded(orr_tensor *p, orr_tensor *grad) {
   orr_tensor *g, *total;
-  ORR_TRY(orr_redistribute_op(grad, p->layout, &g));
+  ORR_TRY(orr_redistribute_op(grad, orr_state_layout(p), &g));
   if (!p->grad) {
     p->grad = g;
     return ORR_OK;
@@ -130,7 +134,7 @@ static orr_status under(orr_tensor *t, orr_layout *layout, orr_tensor **out) {
 
 /* a + b; while held, Partial if one of them is. */
 static orr_status combine(const orr_tensor *p, orr_tensor *a, orr_tensor *b, orr_tensor **out) {
-  orr_layout *to = p->layout;
+  orr_layout *to = orr_state_layout(p);
   orr_tensor *x = NULL, *y = NULL;
   if (holding && orr_layout_is_partial(a->layout)) to = a->layout;
   if (holding && orr_layout_is_partial(b->layout)) to = b->layout;

@@ -33,6 +33,8 @@ bool orr_set_grad_mode(bool on) {
 
 /* ---- nodes ---- */
 
+static void node_hold(orr_node *node) { node->rc++; }
+
 static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out) {
   size_t n = n_in <= SMALL_NODE ? SMALL_NODE : (size_t)n_in;
   size_t bytes = sizeof(orr_node) + n * (sizeof(orr_edge) + 2 * sizeof(orr_tensor *) +
@@ -41,6 +43,7 @@ static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out
   if (!node) return orr_fail(ORR_EMEM, "out of host memory for the tape");
   memset(node, 0, sizeof *node);
   orr_node_release = orr_node_free;
+  orr_node_hold = node_hold;
   node->rc = 1;
   node->serial = ++node_serials;
   node->op = op;
@@ -122,14 +125,26 @@ static bool any_requires(orr_tensor *const *x, int n) {
   return false;
 }
 
+/* The version of t's value: of the parameter's, where it was gathered. */
+uint32_t orr_saved_version(const orr_tensor *t) {
+  return t->storage->origin ? t->storage->origin->storage->version : t->storage->version;
+}
+
+/* What was gathered is not kept: its header is, and the value is gathered again (op_zero.c). */
+static orr_status save_input(orr_node *node, int k, orr_tensor *x) {
+  if (x->storage->origin) return orr_tensor_ghost(x, &node->x[k]);
+  node->x[k] = orr_tensor_ref(x);
+  return ORR_OK;
+}
+
 static orr_status save(orr_node *node, const orr_call *c) {
   unsigned save = c->op->save;
   for (int k = 0; k < c->n_in; k++) {
     if (!c->in[k]) continue;
-    node->x_version[k] = c->in[k]->storage->version - (k < c->n_written ? 1 : 0);
+    node->x_version[k] = orr_saved_version(c->in[k]) - (k < c->n_written ? 1 : 0);
     bool wanted = c->op->flags & ORR_OP_LIST ? save & ORR_SAVE_IN(0)
                                              : k < 16 && save & ORR_SAVE_IN(k);
-    if (wanted || (k == 0 && c->op->flags & ORR_OP_VIEW)) node->x[k] = orr_tensor_ref(c->in[k]);
+    if (wanted || (k == 0 && c->op->flags & ORR_OP_VIEW)) ORR_TRY(save_input(node, k, c->in[k]));
   }
   for (int k = 0; k < c->n_out; k++) {
     if (!(save & ORR_SAVE_OUT(k))) continue;

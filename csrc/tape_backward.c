@@ -235,6 +235,7 @@ static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *cons
   orr_status status = start(b, y, n, gy);
   while (b->n && !status) status = step(b, false);
   drop_rest(b);
+  orr_zero_release();
   if (status) orr_reducers_drop();
   else status = orr_reducers_flush();
   orr_set_grad_mode(was);
@@ -289,5 +290,6 @@ orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *m
 
 void orr_backward_end(orr_backward_run *take_r) {
   drop_rest(&take_r->b);
+  orr_zero_release();
   free(take_r);
 }

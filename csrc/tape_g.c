@@ -161,7 +161,7 @@ static orr_status check_saved(const orr_node *node) {
                     node->op->name);
   bool stale = false;
   for (int k = 0; k < node->n_in; k++)
-    stale = stale || (node->x[k] && node->x[k]->storage->version != node->x_version[k]);
+    stale = stale || (node->x[k] && orr_saved_version(node->x[k]) != node->x_version[k]);
   for (int k = 0; k < node->n_out; k++)
     stale = stale || (node->y[k] && node->y[k]->storage->version != node->y_version[k]);
   if (stale)
@@ -183,6 +183,32 @@ static void attach_outputs(orr_node *node, bool on) {
   }
 }
 
+/* The saved inputs with their values: those that were gathered are gathered again. *x is node->x
+ * where there are none; a view's formula reads no values. */
+static orr_status saved_inputs(orr_node *node, orr_tensor ***x) {
+  bool ghosts = false;
+  *x = node->x;
+  for (int k = 0; k < node->n_in; k++)
+    ghosts = ghosts || (node->x[k] && orr_tensor_is_ghost(node->x[k]));
+  if (!ghosts || node->op->flags & ORR_OP_VIEW) return ORR_OK;
+  orr_tensor **made = calloc((size_t)node->n_in, sizeof *made);
+  if (!made) return orr_fail(ORR_EMEM, "out of host memory for a gradient formula");
+  orr_status status = ORR_OK;
+  for (int k = 0; k < node->n_in && !status; k++) {
+    if (!node->x[k]) continue;
+    if (orr_tensor_is_ghost(node->x[k])) status = orr_zero_revive(node->x[k], &made[k]);
+    else made[k] = orr_tensor_ref(node->x[k]);
+  }
+  *x = made;
+  return status;
+}
+
+static void drop_inputs(orr_node *node, orr_tensor **take_x) {
+  if (take_x == node->x) return;
+  for (int k = 0; k < node->n_in; k++) orr_tensor_free(take_x[k]);
+  free(take_x);
+}
+
 static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx) {
   if (!node->op->grad)
     return orr_fail(ORR_EARG, "%s has no gradient%s", node->op->name,
@@ -197,7 +223,6 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
                 .args = &node->args,
                 .n_in = node->n_in,
                 .n_out = node->n_out,
-                .x = node->x,
                 .x_meta = node->x_meta,
                 .x_layout = node->x_layout,
                 .needs = node->needs,
@@ -205,10 +230,11 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
                 .create_graph = create_graph,
                 .scope = small,
                 .cap_scope = ORR_SMALL_SCOPE};
+  orr_status status = saved_inputs(node, &g.x);
   memcpy(g.y, node->y, sizeof g.y);
   memcpy(g.gy, node->gy, sizeof g.gy);
   if (create_graph) attach_outputs(node, true);
-  orr_status status = node->op->grad(&g);
+  if (!status) status = node->op->grad(&g);
   if (!status) status = g.status;
   for (int k = 0; k < node->n_in; k++) {
     if (!gx[k]) continue;
@@ -221,6 +247,7 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
   }
   if (create_graph) attach_outputs(node, false);
   for (int k = 0; k < g.n_scope; k++) orr_tensor_free(g.scope[k]);
+  drop_inputs(node, g.x);
   if (g.cap_scope > ORR_SMALL_SCOPE) free(g.scope);
   return status;
 }

@@ -13,6 +13,7 @@
 #include "pool.h"
 
 void (*orr_node_release)(struct orr_node *node) = NULL;
+void (*orr_node_hold)(struct orr_node *node) = NULL;
 void (*orr_hook_release)(int hooks) = NULL;
 
 static uint64_t serials = 0;
@@ -38,6 +39,7 @@ static orr_status header_new(const orr_meta *meta, orr_layout *layout, orr_tenso
   t->grad = NULL;
   t->serial = 0;
   t->reducer = NULL;
+  t->use_layout = t->state_layout = NULL;
   t->hooks = 0;
   if (t->n > 1) {
     t->shard = malloc((size_t)t->n * sizeof *t->shard);
@@ -55,6 +57,7 @@ static void storage_free(orr_storage *s) {
   if (--s->rc) return;
   for (int k = 0; k < s->n; k++)
     if (s->buffer[k]) orr_buffer_free(s->buffer[k]);
+  if (s->origin) orr_tensor_free(s->origin);
   if (s->cap == 1) orr_pool_put(&storages, s);
   else free(s);
 }
@@ -193,9 +196,47 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
   return ORR_OK;
 }
 
+/* to takes from's place in the graph. */
+static void copy_edge(orr_tensor *to, const orr_tensor *from) {
+  to->requires_grad = from->requires_grad;
+  to->out_index = from->out_index;
+  to->node = from->node;
+  if (to->node) orr_node_hold(to->node);
+}
+
+orr_status orr_tensor_ghost(const orr_tensor *t, orr_tensor **out) {
+  orr_tensor *a;
+  ORR_TRY(header_new(&t->meta, t->layout, &a));
+  a->storage = storage_room(1);
+  if (!a->storage) {
+    orr_tensor_free(a);
+    return orr_fail(ORR_EMEM, "out of host memory for a tensor's storage");
+  }
+  a->storage->origin = orr_tensor_ref(t->storage->origin);
+  a->buffer0 = t->buffer0;
+  for (int r = 0; r < t->n; r++) a->shard[r] = t->shard[r];
+  copy_edge(a, t);
+  *out = a;
+  return ORR_OK;
+}
+
+orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole, orr_tensor **out) {
+  ORR_TRY(orr_tensor_alias_as(whole, &ghost->meta, ghost->layout, out));
+  (*out)->buffer0 = ghost->buffer0;
+  for (int r = 0; r < ghost->n; r++) (*out)->shard[r] = ghost->shard[r];
+  copy_edge(*out, ghost);
+  return ORR_OK;
+}
+
 orr_tensor *orr_tensor_ref(orr_tensor *t) {
   t->rc++;
   return t;
+}
+
+static void forget_layouts(orr_tensor *t) {
+  orr_layout_free(t->use_layout);
+  orr_layout_free(t->state_layout);
+  t->use_layout = t->state_layout = NULL;
 }
 
 void orr_tensor_free(orr_tensor *take_t) {
@@ -207,6 +248,7 @@ void orr_tensor_free(orr_tensor *take_t) {
   if (t->reducer) orr_reducer_free(t->reducer);
   if (t->storage) storage_free(t->storage);
   orr_layout_free(t->layout);
+  forget_layouts(t);
   if (t->shard != &t->one) free(t->shard);
   orr_pool_put(&headers, t);
 }
@@ -217,6 +259,7 @@ void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from) {
   t->storage = from->storage;
   t->storage->rc++;
   t->buffer0 = from->buffer0;
+  if (t->layout->mesh != from->layout->mesh) forget_layouts(t);
   orr_layout_free(t->layout);
   t->layout = orr_layout_ref(from->layout);
   if (t->shard != &t->one) free(t->shard);

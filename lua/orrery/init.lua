@@ -27,6 +27,7 @@ local hidden = {
   hold_gradients = true, profile_start = true, profile_stop = true, mesh = true, mesh_of = true,
   distribute = true, placements = true, from_shards = true, set_batch = true, trace_start = true,
   trace_stop = true, reducer = true, set_reducer = true, plan = true, line = true,
+  set_sharding = true, state_like = true,
   tensor_metatable = true, watch_layer = true, op_table = true, snapshot = true, mark = true,
   timeline_start = true, timeline_stop = true, timeline_event = true, record_ops = true,
   record_stop = true,

@@ -113,10 +113,7 @@ local function settle(self, plan)
 end
 
 -- State of parameter p, all zero; half-precision parameters keep theirs in f32.
-local function zero_state(p)
-  local state, dtype = p:zeros_like(), p:dtype()
-  return (dtype == "f16" or dtype == "bf16") and state:to("f32") or state
-end
+local zero_state = core.state_like
 
 -- Puts parameter `index` in the bucket of those with the same step count: the kernels take one
 -- count a list.

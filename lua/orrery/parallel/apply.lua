@@ -7,6 +7,7 @@ local check = require "orrery.check"
 local moved = require "orrery.moved"
 local recompute = require "orrery.parallel.recompute"
 local stages = require "orrery.parallel.stages"
+local zero = require "orrery.parallel.zero"
 
 local unpack = table.unpack or unpack
 
@@ -31,15 +32,17 @@ local function words_of(stage)
   return words
 end
 
--- Copies of every tensor and gradient where they will be, before anything is changed.
-local function copies(tensors, stage_of)
+-- Copies of every tensor and gradient where they will be, before anything is changed. The first
+-- `n_params` tensors are parameters, and may be sharded over the data axis (level: zero=).
+local function copies(tensors, n_params, stage_of, level)
   local made = {}
   for k, t in ipairs(tensors) do
     local stage, grad = stage_of[t], t.grad
-    local words = words_of(stage)
+    local words, use, state = zero.forms(k <= n_params and level, stage, t, words_of(stage))
     made[k] = {
       tensor = core.distribute(t:detach(), stage.mesh, unpack(words)):clone(),
-      grad = grad and core.distribute(grad:detach(), stage.mesh, unpack(words)):clone(),
+      grad = grad and core.distribute(grad:detach(), stage.mesh, unpack(state or words)):clone(),
+      use = use, state = state,
     }
   end
   return made
@@ -53,14 +56,15 @@ end
 
 local function place_tensors(plan, net, stage_of)
   local tensors = tensors_of(net)
-  local made = core.no_grad(copies, tensors, stage_of)
   local data = plan:options "data"
-  local reducer = core.reducer(data.bucket or 25 * 2 ^ 20)
+  local made = core.no_grad(copies, tensors, #net:parameters(), stage_of, data.zero)
+  local reducer = core.reducer(data.bucket or zero.bucket(data.zero))
   for k, t in ipairs(tensors) do
     t.grad = nil
     core.replace_(t, made[k].tensor)
     t.grad = made[k].grad
     core.set_reducer(t, reducer)
+    core.set_sharding(t, made[k].use, made[k].state)
   end
   if data.sync_bn == false then set_batch_norm(net, false) end
   moved.note()

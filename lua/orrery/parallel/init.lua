@@ -32,9 +32,11 @@ local parallel = {
   whole = batch.whole,
 }
 
---- The collectives that f queued, summed by kind, axis and size: {op=, axis=, bytes=, count=}.
+--- The collectives that f queued, summed by kind and axis. `bytes` are those of the whole values; `moved`
+--- is what each device sends of them around a ring of n: 2(n-1)/n in an all-reduce, (n-1)/n in an
+--- all-gather or a reduce-scatter.
 ---@param f fun()
----@return {op: string, axis: string, bytes: integer, count: integer}[]
+---@return {op: string, axis: string, bytes: integer, count: integer, moved: number}[]
 function parallel.trace(f)
   core.trace_start()
   local ok, message = pcall(f)
