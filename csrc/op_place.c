@@ -216,8 +216,8 @@ static void label(orr_call *c) {
   else if (c->op->dims) orr_label_dims(c);
 }
 
-orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
-                          orr_layout **out_layout) {
+static orr_status place(orr_call *c, const orr_mesh *mesh, orr_layout **want,
+                        orr_layout **out_layout) {
   size_t n = (size_t)c->n_in + 1; /* never zero */
   size_t places = n * (sizeof(orr_place) * (2 + ORR_MAX_AXES));
   char *room = calloc(1, places + n * sizeof *c->in_label);
@@ -239,5 +239,37 @@ orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
   if (!status) status = settle(c, mesh, in, out, want, out_layout);
   free(room);
   c->in_label = NULL;
+  return status;
+}
+
+/* The target of an in-place write becomes its reduced self, where nobody else looks at its memory:
+ * on one device the write is legal, so it is under a plan. False: it stays as it was. */
+static bool reduce_target(const orr_call *c) {
+  orr_tensor *t = c->in[0], *whole;
+  const orr_layout *now = t->layout;
+  if (!orr_layout_is_partial(now) || t->is_view || t->storage->rc > 1) return false;
+  orr_place to[ORR_MAX_AXES];
+  for (int a = 0; a < now->mesh->n_axes; a++)
+    to[a] = now->axis[a].kind == ORR_PARTIAL ? replicate : now->axis[a];
+  orr_layout *layout;
+  uint32_t version = t->storage->version;
+  if (orr_layout_new(now->mesh, to, t->meta.ndim, t->meta.shape, &layout)) return false;
+  orr_status status = orr_redistribute(t, layout, &whole);
+  orr_layout_free(layout);
+  if (status) return false;
+  if (whole->storage == t->storage) {
+    orr_tensor_free(whole);
+    return false;
+  }
+  orr_tensor_adopt(t, whole);
+  t->storage->version = version; /* what saved t still sees whether it is written */
+  return true;
+}
+
+orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
+                          orr_layout **out_layout) {
+  orr_status status = place(c, mesh, want, out_layout);
+  if (status == ORR_EARG && c->in_place && reduce_target(c))
+    status = place(c, mesh, want, out_layout);
   return status;
 }

@@ -97,6 +97,35 @@ describe("behaviour 15", function()
     end
   end)
 
+  it("an in-place op on a partial value reduces it first, gradients and all", function()
+    for _, n in ipairs(behave.counts) do
+      local x = orrery.arange(1, 6, f64):view(3, 2)
+      same(n, { "shard(1)" }, { x }, function(a)
+        local y = a:sum(1)
+        y:add_(1)
+        y:mul_(2)
+        y:add_(orrery.tensor({ 1, 2 }, f64))
+        return y
+      end, "sum, then add_, mul_, add_")
+      local total = behave.place(x, n, "shard(1)"):sum()
+      total:relu_()
+      total:sub_(20)
+      assert.equal(1, total:item())
+      for _, shard in ipairs(total:shards()) do assert.equal(1, shard.tensor:item()) end
+    end
+  end)
+
+  it("a value that was saved before its in-place write is still told apart", function()
+    for _, n in ipairs(behave.counts) do
+      local x = behave.place(orrery.arange(1, 6, f64):view(3, 2), n, "shard(1)"):clone()
+      x.requires_grad = true
+      local y = x:sum(1)
+      local z = (y * y):sum()
+      y:add_(1)
+      behave.raises(function() z:backward() end, "in-place", "mul")
+    end
+  end)
+
   it("-1 and 2 on two devices: the relu of their sum is 1, not 2", function()
     local a, b = orrery.tensor({ -1 }, f64), orrery.tensor({ 2 }, f64)
     local core = require "orrery.core"
