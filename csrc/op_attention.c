@@ -76,7 +76,7 @@ static orr_status run_back(const orr_work *w, int shard) {
 }
 
 static const orr_op attention_grad = {.name = "scaled_dot_product_attention_grad",
-                                      .dims = "nhTD,nhSD,nhSE,nhTE,nhT,nhTE->nhTD,nhSD,nhSE",
+                                      .dims = "bhTD,bhSD,bhSE,bhTE,bhT,bhTE->bhTD,bhSD,bhSE",
                                       .flags = ORR_OP_LIKE_IN,
                                       .n_in = 6,
                                       .n_out = 3,
@@ -98,7 +98,7 @@ static orr_status grad_attention(orr_grad *g) {
 
 static const orr_op attention_stats = {
     .name = "scaled_dot_product_attention_stats",
-    .dims = "nhTD,nhSD,nhSE->nhTE,nhT",
+    .dims = "bhTD,bhSD,bhSE->bhTE,bhT",
     .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
     .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_IN(2) | ORR_SAVE_OUT(0) | ORR_SAVE_OUT(1),
     .n_in = 3,

@@ -20,7 +20,7 @@ local function assert_runs(name, arguments)
   return output
 end
 
-local short = { "digits.lua", "regression.lua", "custom_op.lua" }
+local short = { "digits.lua", "gpt.lua", "regression.lua", "custom_op.lua" }
 
 describe("every example", function()
   it("is under 150 lines and begins with how to run it", function()
@@ -98,6 +98,34 @@ describe("digits.lua", function()
       assert.truthy(output:find(words, 1, true), arguments .. ": " .. output)
       assert.truthy(output:find("digits.lua:%d+:"), arguments .. ": " .. output)
     end
+  end)
+end)
+
+describe("gpt.lua", function()
+  local small = "--layers 1 --width 24 --heads 3 --context 16 --batch 5 --steps 6 --show 3 --sample 12"
+
+  it("trains to the same losses on one device and on two, and writes", function()
+    local one = assert_runs("gpt.lua", small)
+    local two = assert_runs("gpt.lua", small .. ' --plan "data<0,1>"')
+    local losses = {}
+    for _, output in ipairs { one, two } do
+      local a, b = output:match "step    3  loss (%d+%.%d+) .*step    6  loss (%d+%.%d+) +%d+ tokens/s\n"
+      local tested, written = output:match "\ntest loss (%d+%.%d+), %d+%.%d+ bits a byte\n(.*)\n$"
+      assert.truthy(a and written, output)
+      assert.equal("The ", written:sub(1, 4))
+      assert.equal(16, #written)
+      losses[#losses + 1] = { tonumber(a), tonumber(b), tonumber(tested) }
+    end
+    for k = 1, 3 do assert.near(losses[1][k], losses[2][k], 5e-4) end
+  end)
+
+  it("says what it cannot read", function()
+    local output, status = run("gpt.lua", "--text nowhere.txt")
+    assert.truthy(output:find("nowhere.txt", 1, true), output)
+    assert.not_equal(0, status)
+    output, status = run("gpt.lua", "--text LICENSE --context 300")
+    assert.truthy(output:find("a context of 300 needs", 1, true), output)
+    assert.equal(1, status)
   end)
 end)
 
