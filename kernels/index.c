@@ -13,6 +13,7 @@ static inline char *place(const orr_view *v, int64_t off) {
 
 /* n elements of one size, from a stride to a stride; src NULL is zeros. */
 static void move(char *dst, int64_t ds, const char *src, int64_t ss, int64_t n, size_t size) {
+  if (n == 0) return; /* an empty shard has no memory */
   if (src == NULL && ds == 1) {
     memset(dst, 0, (size_t)n * size);
   } else if (src != NULL && ds == 1 && ss == 1) {
