@@ -57,8 +57,14 @@ static void push_side(lua_State *L, const orr_record *r, int first, int n, const
   lua_setfield(L, -2, name);
 }
 
+/* record_count(): calls so far. */
+static int calls(lua_State *L) {
+  lua_pushinteger(L, orr_record_count());
+  return 1;
+}
+
 /* record_stop({tensors}): calls {op=, ins=, outs=, in_labels=, out_labels=}, values {sizes, bytes=,
- * grad=} by number. */
+ * grad=} by number, and the numbers of the tensors given. */
 static int stop(lua_State *L) {
   int n, n_known;
   orr_tensor **known = orr_lua_list(L, 1, &n_known);
@@ -67,23 +73,29 @@ static int stop(lua_State *L) {
   lua_newtable(L);
   lua_newtable(L);
   lua_createtable(L, n, 0);
-  for (int k = 0; k < n_known; k++) number_of(L, known[k]);
+  lua_createtable(L, n_known, 0);
+  for (int k = 0; k < n_known; k++) {
+    lua_pushinteger(L, number_of(L, known[k]));
+    lua_rawseti(L, 6, k + 1);
+  }
+  lua_insert(L, 5);
   for (int k = 0; k < n; k++) {
     lua_createtable(L, 0, 5);
     lua_pushstring(L, r[k].op->name);
     lua_setfield(L, -2, "op");
     push_side(L, &r[k], 0, r[k].n_in, "ins", "in_labels");
     push_side(L, &r[k], r[k].n_in, r[k].n_out, "outs", "out_labels");
-    lua_rawseti(L, 5, k + 1);
+    lua_rawseti(L, 6, k + 1);
   }
   orr_record_clear();
   lua_pushvalue(L, 4);
-  return 2;
+  lua_pushvalue(L, 5);
+  return 3;
 }
 
 int orr_lua_open_record(lua_State *L) {
   static const luaL_Reg functions[] = {
-      {"record_ops", start}, {"record_stop", stop}, {NULL, NULL}};
+      {"record_ops", start}, {"record_count", calls}, {"record_stop", stop}, {NULL, NULL}};
   luaL_setfuncs(L, functions, 0);
   return 0;
 }

@@ -16,6 +16,8 @@ static bool on;
 
 bool orr_recording(void) { return on; }
 
+int orr_record_count(void) { return count; }
+
 void orr_record_clear(void) {
   for (int k = 0; k < count; k++) {
     for (int i = 0; i < list[k].n_in + list[k].n_out; i++)

@@ -18,6 +18,7 @@ void orr_record_start(void);
 /* Ends recording; *n calls, borrowed until orr_record_clear. */
 const orr_record *orr_record_stop(int *n);
 void orr_record_clear(void);
+int orr_record_count(void);
 bool orr_recording(void);
 /* dispatch: a call that succeeded; given: its inputs before placing. */
 orr_status orr_record_call(orr_call *c, orr_tensor *const *given);

@@ -30,7 +30,7 @@ local hidden = {
   set_sharding = true, state_like = true,
   tensor_metatable = true, watch_layer = true, op_table = true, snapshot = true, mark = true,
   timeline_start = true, timeline_stop = true, timeline_event = true, record_ops = true,
-  record_stop = true,
+  record_stop = true, record_count = true,
 }
 
 require("orrery.tensor").install(orrery)

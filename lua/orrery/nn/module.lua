@@ -22,6 +22,7 @@ Module._plan = false
 Module._stage = false
 Module._hooks = false
 Module._buffers = false
+Module._note = false
 
 -- Creation serials. Modules keep theirs in `_serial`; tensors are userdata, so a weak table
 -- holds theirs. A tensor with a serial is a parameter, also while it is frozen.
@@ -449,6 +450,13 @@ end
 --- The plan that placed this module, or nil.
 function Module:plan() return self._plan or nil end
 
+--- Overrides what a tensor<> plan does with the layer's weight, before the plan is applied: "out"
+--- splits what the layer gives (columns, output channels), "in" what it takes (rows, input channels, a
+--- vocabulary), "none" leaves it whole.
+---@param how "out"|"in"|"none"
+---@return orrery.Module self
+function Module:split(how) return require("orrery.parallel.split").set(self, how) end
+
 function Module:forward()
   raise("%s has no forward: define function %s:forward(x) ... end", self._class, self._class)
 end
@@ -468,6 +476,7 @@ local function render(module, lines, indent, label, seen)
   end
   seen[module] = true
   lines[#lines + 1] = head .. (text ~= "" and "(" .. text .. ")" or "")
+    .. (module._note and "  -- " .. module._note or "")
   for _, entry in ipairs(fields_of(module, is_parameter)) do
     local tensor = entry.value
     lines[#lines + 1] = ("%s    %s %s %s %s%s"):format(indent, entry.name, check.shape(tensor),

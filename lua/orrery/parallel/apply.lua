@@ -6,6 +6,7 @@ local core = require "orrery.core"
 local check = require "orrery.check"
 local moved = require "orrery.moved"
 local recompute = require "orrery.parallel.recompute"
+local split = require "orrery.parallel.split"
 local stages = require "orrery.parallel.stages"
 local zero = require "orrery.parallel.zero"
 
@@ -25,20 +26,22 @@ local function tensors_of(net)
   return list
 end
 
--- A word an axis for tensor t on `stage`.
-local function words_of(stage)
+-- A word an axis of `stage` for a tensor that the tensor axis splits by `word` (nil: not at all).
+local function words_of(stage, word)
   local words = {}
-  for k in ipairs(stage.axes) do words[k] = "replicate" end
+  for k, axis in ipairs(stage.axes) do
+    words[k] = axis.name == "tensor" and word or "replicate"
+  end
   return words
 end
 
 -- Copies of every tensor and gradient where they will be, before anything is changed. The first
 -- `n_params` tensors are parameters, and may be sharded over the data axis (level: zero=).
-local function copies(tensors, n_params, stage_of, level)
+local function copies(tensors, n_params, stage_of, splits, level)
   local made = {}
   for k, t in ipairs(tensors) do
     local stage, grad = stage_of[t], t.grad
-    local words, use, state = zero.forms(k <= n_params and level, stage, t, words_of(stage))
+    local words, use, state = zero.forms(k <= n_params and level, stage, t, words_of(stage, splits[t]))
     made[k] = {
       tensor = core.distribute(t:detach(), stage.mesh, unpack(words)):clone(),
       grad = grad and core.distribute(grad:detach(), stage.mesh, unpack(state or words)):clone(),
@@ -54,10 +57,10 @@ local function set_batch_norm(net, sync)
   end
 end
 
-local function place_tensors(plan, net, stage_of)
+local function place_tensors(plan, net, stage_of, splits)
   local tensors = tensors_of(net)
   local data = plan:options "data"
-  local made = core.no_grad(copies, tensors, #net:parameters(), stage_of, data.zero)
+  local made = core.no_grad(copies, tensors, #net:parameters(), stage_of, splits, data.zero)
   local reducer = core.reducer(data.bucket or zero.bucket(data.zero))
   for k, t in ipairs(tensors) do
     t.grad = nil
@@ -94,10 +97,12 @@ local function virtual_stages(plan)
   return list
 end
 
-local function complete(plan, net, x)
+-- args: of a call, where a pass must see shapes.
+local function complete(plan, net, args)
   local list, layers = virtual_stages(plan), stages.layers(net)
-  local assigned = stages.assign(plan, net, layers, x, #list)
-  place_tensors(plan, net, stages_of_tensors(net, layers, assigned, list))
+  local assigned = stages.assign(plan, net, layers, args[1], #list)
+  local splits = split.words(plan, net, args)
+  place_tensors(plan, net, stages_of_tensors(net, layers, assigned, list), splits)
   net._stages = list
   if #list > 1 then
     for k, layer in ipairs(layers) do
@@ -114,13 +119,13 @@ return function(plan, net, x)
       type(net))
   end
   plan:stages()
-  if x == nil and stages.needs_shapes(plan) then
-    net._pending = function(first)
-      complete(plan, net, first)
+  if x == nil and (stages.needs_shapes(plan) or split.wanted(plan)) then
+    net._pending = function(...)
+      complete(plan, net, { ... })
       net._pending = nil
     end
   else
-    complete(plan, net, x)
+    complete(plan, net, { x })
   end
   net._plan = plan
   return net

@@ -9,6 +9,7 @@ local unpack = table.unpack or unpack
 local batch = {}
 
 local Whole = {} -- marks what must not be split
+batch.Whole = Whole
 
 --- Marks an argument as not part of the batch: a tensor is replicated, anything else passed on.
 ---@param x any
