@@ -2,7 +2,9 @@
  *
  * Two files, because the OpenMP runtime reads its environment once, when it is loaded: before
  * the first line of any library that is linked to it. Idle OpenMP threads must sleep, for waiting
- * ones burn the cores that devices need (docs/design.md). A value set by the user stays.
+ * ones burn the cores that devices need (docs/design.md); but not at once: ops follow each other
+ * within microseconds, so a helper first looks for more work for a fraction of a millisecond. A
+ * value set by the user stays.
  * Invariant: this file links to neither the engine nor OpenMP; the engine is never unloaded,
  * since its threads may outlive a Lua state.
  * To set another variable for the engine: beside OMP_WAIT_POLICY.
@@ -32,6 +34,7 @@ static int engine_path(char *path, size_t size) {
 int luaopen_orrery_core(lua_State *L) {
   char path[4096];
   setenv("OMP_WAIT_POLICY", "passive", 0);
+  setenv("GOMP_SPINCOUNT", "10000", 0);
   if (!engine_path(path, sizeof path))
     return luaL_error(L, "orrery.core: its directory is not known");
   void *engine = dlopen(path, RTLD_NOW | RTLD_LOCAL);

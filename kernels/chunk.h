@@ -16,7 +16,7 @@
 enum {
   ORR_CHUNK = 512,        /* elements of a stack buffer */
   ORR_LOOP_VIEWS = 6,     /* views that one loop walks */
-  ORR_K_GRAIN = 32768     /* elements of work below which a second thread costs more than it gives */
+  ORR_K_GRAIN = 262144    /* elements of work below which a second thread costs more than it gives */
 };
 
 /* What only the data can tell: the lowest flat position (from 1; 0 for none) of a bad index. */
