@@ -1,5 +1,5 @@
--- Products large enough for the blocked kernels, with either operand transposed, on one thread and
--- two, against sums of products in f64.
+-- Products large enough for the blocked kernels, with either operand transposed, on one thread
+-- and two, against sums of products in f64.
 -- To add a size: a row of `sizes`; the blocks are 12 rows, 32 columns and 256 steps.
 local orrery = require "orrery"
 
