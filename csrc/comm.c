@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "timeline.h"
+
 /* ---- building ---- */
 
 orr_status orr_collective_new(int n, int n_src, int n_dst, orr_collective **out) {
@@ -74,6 +76,18 @@ static void let_go(orr_collective *c) {
   if (atomic_fetch_sub(&c->holders, 1) == 1) orr_collective_free(c);
 }
 
+static void work_on(orr_collective *c, int part) {
+  if (!orr_timeline_on()) {
+    c->run(c, part);
+    return;
+  }
+  orr_timeline_event e = {.name = c->name ? c->name : "copy", .device = c->part[part].device,
+                          .use_comm = c->use_comm, .mark = c->mark, .start = orr_seconds()};
+  c->run(c, part);
+  e.end = orr_seconds();
+  orr_timeline_add(&e);
+}
+
 static bool all_arrived(void *arg, int part) {
   orr_collective *c = arg;
   if (c->part[part].arrived) return atomic_load(&c->arrived) == c->n;
@@ -87,7 +101,7 @@ static bool all_arrived(void *arg, int part) {
 static void run_part(void *arg, int part) {
   orr_collective *c = arg;
   int n = c->n;
-  if (!atomic_load(&c->poisoned)) c->run(c, part);
+  if (!atomic_load(&c->poisoned)) work_on(c, part);
   if (atomic_fetch_add(&c->finished, 1) + 1 == n) orr_queue_notify();
 }
 
@@ -106,7 +120,7 @@ static void end_part(void *arg, int part) {
 static void run_single(void *arg, int part) {
   orr_collective *c = arg;
   bool poisoned = sources_poisoned(c, part);
-  if (!poisoned) c->run(c, part);
+  if (!poisoned) work_on(c, part);
   mark_targets(c, part, poisoned);
   let_go(c);
 }
@@ -229,7 +243,7 @@ static orr_status run_now(orr_collective *c) {
       status = orr_fail(ORR_EDEVICE, "a tensor's values are lost: work on it failed");
   }
   for (int k = 0; k < c->n && !status; k++) {
-    c->run(c, k);
+    work_on(c, k);
     mark_targets(c, k, false);
   }
   orr_collective_free(c);
@@ -239,6 +253,7 @@ static orr_status run_now(orr_collective *c) {
 orr_status orr_collective_issue(orr_collective *take_c) {
   orr_collective *c = take_c;
   bool now = false;
+  c->mark = orr_timeline_marked();
   for (int k = 0; k < c->n; k++) {
     orr_part *p = &c->part[k];
     if (p->device->kind == ORR_DEVICE_META) { /* shapes alone */
@@ -275,6 +290,7 @@ static orr_status reduce_group(orr_tensor *const *ts, orr_tensor *const *out, in
   }
   for (int t = 0; t < n; t++) bytes += shard_bytes(ts[t], first);
   c->run = orr_run_all_reduce;
+  c->name = orr_collective_name(ORR_ALL_REDUCE);
   c->op = op;
   c->meets = true;
   c->alone = bytes <= SMALL_BYTES;

@@ -42,6 +42,8 @@ typedef struct orr_collective {
   orr_piece *src, *dst;
   orr_part *part;
   orr_event *deps;
+  const char *name; /* for the timeline; NULL: what moves has no name of its own */
+  orr_mark mark;
   atomic_int arrived, finished, holders, taken;
   atomic_bool poisoned;
 } orr_collective;

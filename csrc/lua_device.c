@@ -1,4 +1,4 @@
-/* lua_device.c: devices, their memory, waiting, threads; profile and anomaly mode.
+/* lua_device.c: devices, their memory, waiting, threads; profile, timeline and anomaly mode.
  *
  * Invariant: what is reported is read from the engine when asked, never kept.
  * To add a function: its row in `functions`.
@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lua_core.h"
+#include "timeline.h"
 
 static void set_number(lua_State *L, const char *key, double value) {
   lua_pushnumber(L, value);
@@ -120,6 +121,54 @@ static int profile_stop(lua_State *L) {
   return 1;
 }
 
+/* ---- the timeline ---- */
+
+static const orr_timeline_event *events;
+static int64_t n_events;
+
+static int timeline_start(lua_State *L) {
+  (void)L;
+  n_events = 0;
+  orr_timeline_start();
+  return 0;
+}
+
+/* timeline_stop(): events kept, and those for which there was no memory. */
+static int timeline_stop(lua_State *L) {
+  int64_t lost;
+  orr_status status = orr_synchronize(NULL);
+  n_events = orr_timeline_stop(&events, &lost);
+  orr_lua_try(L, status);
+  lua_pushnumber(L, (lua_Number)n_events);
+  lua_pushnumber(L, (lua_Number)lost);
+  return 2;
+}
+
+/* timeline_event(k): name, device, its place in the device table, whether on its communication
+ * queue, start and end in seconds, stage, micro-batch (0: not said), whether in backward. */
+static int timeline_event(lua_State *L) {
+  int64_t k = (int64_t)luaL_checknumber(L, 1);
+  if (k < 1 || k > n_events) return 0;
+  const orr_timeline_event *e = &events[k - 1];
+  lua_pushstring(L, e->name);
+  lua_pushstring(L, e->device->name);
+  lua_pushinteger(L, e->device->index);
+  lua_pushboolean(L, e->use_comm);
+  lua_pushnumber(L, e->start);
+  lua_pushnumber(L, e->end);
+  lua_pushinteger(L, e->mark.stage);
+  lua_pushinteger(L, e->mark.micro);
+  lua_pushboolean(L, e->mark.backward);
+  return 9;
+}
+
+/* mark(stage, micro, backward): where in a step what is issued from now on belongs; mark(): nowhere. */
+static int mark(lua_State *L) {
+  orr_mark m = {(int)luaL_optinteger(L, 1, 0), (int)luaL_optinteger(L, 2, 0), lua_toboolean(L, 3)};
+  orr_timeline_mark(&m);
+  return 0;
+}
+
 /* ---- scopes: the names of the modules being called ---- */
 
 enum { MAX_DEPTH = 64, MAX_NAME = 48 };
@@ -179,6 +228,10 @@ int orr_lua_open_device(lua_State *L) {
                                        {"anomaly", anomaly},
                                        {"profile_start", profile_start},
                                        {"profile_stop", profile_stop},
+                                       {"timeline_start", timeline_start},
+                                       {"timeline_stop", timeline_stop},
+                                       {"timeline_event", timeline_event},
+                                       {"mark", mark},
                                        {"push_scope", push_scope},
                                        {"pop_scope", pop_scope},
                                        {"reset_scope", reset_scope},

@@ -198,7 +198,9 @@ static int push_results(lua_State *L, const binding *b, orr_tensor **out) {
 
 static int run(reading *r) {
   orr_tensor *out[ORR_MAX_OUT] = {NULL};
-  orr_status status = orr_dispatch(r->op, r->in, r->n_in, &r->args, r->b->in_place, out);
+  bool has_args = r->n_i || r->n_f || r->op != r->b->op;
+  orr_status status = orr_dispatch(r->op, r->in, r->n_in, has_args ? &r->args : NULL,
+                                   r->b->in_place, out);
   for (int k = 0; k < r->n_owned; k++) orr_tensor_free(r->owned[k]);
   if (status) return orr_lua_raise(r->L, status);
   return push_results(r->L, r->b, out);
@@ -207,7 +209,12 @@ static int run(reading *r) {
 static int call(lua_State *L) {
   const binding *b = lua_touserdata(L, lua_upvalueindex(1));
   orr_tensor *in[ORR_MAX_WORDS];
-  reading r = {.L = L, .b = b, .in = in, .op = b->op};
+  reading r;
+  r.L = L;
+  r.b = b;
+  r.in = in;
+  r.n_in = r.n_i = r.n_f = r.n_owned = 0;
+  r.op = b->op;
   int arg = 1;
   for (int k = 0; k < b->n; k++) {
     if (b->w[k].kind == 'T') {

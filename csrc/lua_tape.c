@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "lua_core.h"
+#include "timeline.h"
 
 static int backward(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1), *g = NULL;
@@ -19,7 +20,11 @@ static int backward(lua_State *L) {
     retain = lua_toboolean(L, -2);
     create_graph = lua_toboolean(L, -1);
   }
-  orr_lua_try(L, orr_backward(&t, 1, g ? &g : NULL, retain, create_graph));
+  orr_mark pass = {.backward = true}, none = {0};
+  orr_timeline_mark(&pass);
+  orr_status status = orr_backward(&t, 1, g ? &g : NULL, retain, create_graph);
+  orr_timeline_mark(&none);
+  orr_lua_try(L, status);
   return 0;
 }
 

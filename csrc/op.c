@@ -276,6 +276,7 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   c.in_place = in_place || op->flags & ORR_OP_ALWAYS_IN_PLACE;
   c.n_written = c.in_place ? 1 : 0;
   c.in_label = NULL;
+  c.has_args = args != NULL;
   if (args) c.args = *args;
   for (int k = 0; k < n_in; k++) {
     c.in[k] = in[k];
@@ -303,6 +304,7 @@ orr_status orr_create(const orr_op *op, const orr_meta *meta, orr_layout *layout
   memset(&c, 0, sizeof c);
   c.op = op;
   c.n_out = 1;
+  c.has_args = args != NULL;
   if (args) c.args = *args;
   c.out_meta[0] = *meta;
   orr_status status = orr_tensor_new(meta, layout, NULL, &c.out[0]);

@@ -1,9 +1,9 @@
 /* op_attention.c: fused scaled dot-product attention (kernels/attention.h).
  *
- * Invariant: samples and heads may be sharded, each head is whole on its device; the logarithms of
- * the rows' sums are the only thing that forward leaves for backward beside its inputs and output.
- * Outputs take the stride order of q, so heads that were made by viewing (N, T, H D) go back for
- * nothing. The gradient is fused.
+ * Invariant: samples and heads may be sharded, each head is whole on its device; the
+ * logarithms of the rows' sums are the only thing that forward leaves for backward beside its
+ * inputs and output. Outputs take the stride order of q, so heads that were made by viewing
+ * (N, T, H D) go back for nothing. The gradient is fused.
  * To add an input: its letters in `dims` of both ops, and a view in kernels/attention.h.
  */
 #include <math.h>
@@ -25,8 +25,10 @@ static orr_status run_with_room(orr_k_attention_args *a, bool backward) {
   a->room = aligned_alloc(64, bytes + 64);
   if (!a->room)
     return orr_fail(ORR_EMEM, "out of host memory: attention needs %zu bytes of room", bytes);
-  if (backward) orr_k_attention_back(a);
-  else orr_k_attention(a);
+  if (backward)
+    orr_k_attention_back(a);
+  else
+    orr_k_attention(a);
   free(a->room);
   return ORR_OK;
 }
@@ -96,17 +98,18 @@ static orr_status grad_attention(orr_grad *g) {
   return g->status;
 }
 
-static const orr_op attention_stats = {
-    .name = "scaled_dot_product_attention_stats",
-    .dims = "bhTD,bhSD,bhSE->bhTE,bhT",
-    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
-    .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_IN(2) | ORR_SAVE_OUT(0) | ORR_SAVE_OUT(1),
-    .n_in = 3,
-    .n_out = 2,
-    .infer = infer_attention,
-    .label = orr_label_dims,
-    .run = run_attention,
-    .grad = grad_attention};
+static const orr_op attention_stats = {.name = "scaled_dot_product_attention_stats",
+                                       .dims = "bhTD,bhSD,bhSE->bhTE,bhT",
+                                       .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
+                                       .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) |
+                                               ORR_SAVE_IN(2) | ORR_SAVE_OUT(0) |
+                                               ORR_SAVE_OUT(1),
+                                       .n_in = 3,
+                                       .n_out = 2,
+                                       .infer = infer_attention,
+                                       .label = orr_label_dims,
+                                       .run = run_attention,
+                                       .grad = grad_attention};
 
 static orr_status compose_attention(const orr_op *op, orr_tensor *const *in, int n_in,
                                     const orr_args *args, orr_tensor **out) {

@@ -133,6 +133,7 @@ static const orr_op cross_entropy_rows = {
 /* Rows of numbers; args.i[1]: classes. */
 static orr_status infer_pieces(orr_call *c) {
   ORR_TRY(infer_rows(c));
+  c->has_args = true;
   c->args.i[1] = c->in[0]->meta.shape[c->in[0]->meta.ndim - 1];
   return ORR_OK;
 }

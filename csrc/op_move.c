@@ -26,6 +26,7 @@ static orr_status infer_embedding(orr_call *c) {
   if (ids->ndim == ORR_MAX_DIM)
     return orr_fail(ORR_EARG, "no dimension can be added to %d", ORR_MAX_DIM);
   ORR_TRY(orr_check_index(c, 1, w->shape[0], INT64_MIN, false));
+  c->has_args = true;
   c->args.i[0] = axes_on_rows(c->in[0]);
   c->args.i[1] = w->shape[0];
   c->out_meta[0] = *ids;

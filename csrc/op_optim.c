@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "../kernels/reduce.h"
+#include "comm.h"
 #include "op_reduce.h"
 
 /* ---- steps: in: n parameters, n of each state, n gradients; args.i: n, states a parameter ---- */
@@ -181,7 +182,7 @@ static orr_status settle_grad(const orr_tensor *param, orr_tensor *grad, orr_ten
     *owned = moved;
     return ORR_OK;
   }
-  orr_status status = orr_call1(&orr_op_pack, grad, NULL, owned);
+  orr_status status = orr_tensor_copy_local(grad, owned);
   if (moved) orr_tensor_free(moved);
   return status;
 }

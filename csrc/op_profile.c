@@ -9,7 +9,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_ROWS = 256 };
 static atomic_bool profiling = false;
@@ -17,12 +16,6 @@ static bool anomaly = false;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static orr_profile_row rows[MAX_ROWS];
 static int n_rows = 0;
-
-double orr_seconds(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 bool orr_profiling(void) { return atomic_load_explicit(&profiling, memory_order_relaxed); }
 

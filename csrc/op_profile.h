@@ -6,7 +6,6 @@
 
 #include "op.h"
 
-double orr_seconds(void); /* of a clock that only goes forward */
 bool orr_profiling(void);
 void orr_profile_add(const orr_work *w, int shard, double seconds); /* worker */
 void orr_profile_count(const orr_call *c); /* calls that only have a shape */

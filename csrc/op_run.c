@@ -12,6 +12,7 @@
 
 #include "op.h"
 #include "op_profile.h"
+#include "timeline.h"
 
 static int views_of(const orr_call *c) { return c->n_in + c->n_out; }
 
@@ -31,7 +32,7 @@ static void fill_shard(const orr_call *c, orr_work *w, int shard) {
 static void fill_header(const orr_call *c, orr_work *w) {
   const orr_tensor *t = c->n_out ? c->out[0] : c->in[0];
   w->op = c->op;
-  w->args = c->args;
+  if (c->has_args) w->args = c->args;
   w->n_in = c->n_in;
   w->n_out = c->n_out;
   w->n_shards = t->n;
@@ -41,6 +42,7 @@ static void fill_header(const orr_call *c, orr_work *w) {
   w->n_written = c->n_written;
   w->source = NULL;
   w->line = 0;
+  w->mark = orr_timeline_marked();
 }
 
 static void fill_origin(const orr_call *c, orr_work *w) {
@@ -56,10 +58,13 @@ static void fill_origin(const orr_call *c, orr_work *w) {
 
 static orr_status run_timed(const orr_work *w, int shard) {
   const orr_device *d = orr_device_at(w->mesh->device[shard]);
-  if (!orr_profiling()) return d->backend->run(w, shard);
-  double start = orr_seconds();
+  bool profiling = orr_profiling(), timeline = orr_timeline_on();
+  if (!profiling && !timeline) return d->backend->run(w, shard);
+  orr_timeline_event e = {.name = w->op->name, .device = d, .mark = w->mark, .start = orr_seconds()};
   orr_status status = d->backend->run(w, shard);
-  orr_profile_add(w, shard, orr_seconds() - start);
+  e.end = orr_seconds();
+  if (profiling) orr_profile_add(w, shard, e.end - e.start);
+  if (timeline) orr_timeline_add(&e);
   return status;
 }
 

@@ -116,7 +116,7 @@ static orr_status slice_of(orr_tensor *p, orr_tensor **out) {
     *out = s;
     return ORR_OK;
   }
-  orr_status status = orr_call1(&orr_op_pack, s, NULL, &dense);
+  orr_status status = orr_tensor_copy_local(s, &dense);
   orr_tensor_free(s);
   if (!status) *out = dense;
   return status;

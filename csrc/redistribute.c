@@ -224,11 +224,14 @@ static int find_sources(const orr_layout *l, int home, int *ranks, int *width) {
   return n;
 }
 
-static void trace_transfer(const orr_tensor *t, const orr_layout *to) {
+/* What the transfer is to the trace and the timeline. */
+static const char *trace_transfer(const orr_tensor *t, const orr_layout *to) {
   bool host = t->layout->mesh->device[0] == 0 || to->mesh->device[0] == 0;
   bool copies = to->mesh->n > 1 && orr_layout_is_replicate(to);
-  orr_trace_add(copies ? ORR_BROADCAST : ORR_SEND_RECV, host ? "host" : "device", to->mesh->n,
+  orr_collective_kind kind = copies ? ORR_BROADCAST : ORR_SEND_RECV;
+  orr_trace_add(kind, host ? "host" : "device", to->mesh->n,
                 orr_tensor_numel(t) * (int64_t)orr_dtype_size(t->meta.dtype));
+  return orr_collective_name(kind);
 }
 
 /* y's ranks pull from t's; y is not Partial, and single where t is Partial. */
@@ -247,7 +250,7 @@ static orr_status transfer(const orr_tensor *t, const orr_tensor *y) {
   c->width = width;
   for (int a = 0; a < t->layout->mesh->n_axes; a++)
     if (t->layout->axis[a].kind == ORR_PARTIAL) c->op = t->layout->axis[a].op;
-  trace_transfer(t, y->layout);
+  c->name = trace_transfer(t, y->layout);
   return orr_collective_issue(c);
 }
 

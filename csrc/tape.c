@@ -41,7 +41,7 @@ static orr_status node_new(const orr_op *op, int n_in, int n_out, orr_node **out
                                          sizeof(orr_meta) + sizeof(uint32_t) + sizeof(bool));
   orr_node *node = n_in <= SMALL_NODE ? orr_pool_get(&small_nodes, bytes) : malloc(bytes);
   if (!node) return orr_fail(ORR_EMEM, "out of host memory for the tape");
-  memset(node, 0, sizeof *node);
+  memset(node, 0, offsetof(orr_node, args));
   orr_node_release = orr_node_free;
   orr_node_hold = node_hold;
   node->rc = 1;
@@ -172,7 +172,7 @@ orr_status orr_tape_record(const orr_call *c, orr_tensor *const *inputs) {
   if (!differentiable) return ORR_OK;
   orr_node *node;
   ORR_TRY(node_new(c->op, c->n_in, c->n_out, &node));
-  node->args = c->args;
+  if (c->has_args) node->args = c->args;
   node->mesh = c->out[0]->layout->mesh;
   if (orr_where_hook && orr_anomaly_watching()) orr_where_hook(&node->source, &node->line);
   for (int k = 0; k < c->n_in; k++)

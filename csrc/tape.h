@@ -16,7 +16,6 @@ typedef struct orr_node {
   int rc;
   uint64_t serial;
   const orr_op *op;
-  orr_args args;
   int n_in, n_out;
   orr_edge *edge;
   orr_tensor **x;        /* saved inputs */
@@ -35,6 +34,7 @@ typedef struct orr_node {
   const char *source;    /* where it was recorded, in anomaly mode */
   int line;
   struct orr_node *next; /* free list */
+  orr_args args;         /* last, and only written where the call has any */
 } orr_node;
 
 uint32_t orr_saved_version(const orr_tensor *t);

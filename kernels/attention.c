@@ -1,7 +1,9 @@
-/* attention.c: dispatch of attention (attention.h) over float types, and its heads over threads.
+/* attention.c: dispatch of attention (attention.h) over float types, and its heads over
+ * threads.
  *
  * Invariant: f64 is computed in double, all others in float, products and sums included.
- * To add a compute type: one more inclusion of attention_body.h, and a case in size_of and run.
+ * To add a compute type: one more inclusion of attention_body.h, and a case in size_of and
+ * run.
  */
 #include "vector.h"
 
@@ -33,6 +35,7 @@
 #endif
 #define ROWS 4
 #endif
+#define SPAN 128 /* both multiples of ROWS and of the lanes of a vector */
 #define BLOCK 64
 #define ORR_UP(n, unit) (((n) + (unit)-1) / (unit) * (unit))
 #define ATTENTION_GRAIN 20000 /* scores that are worth a second thread */
@@ -47,18 +50,22 @@ static inline float weight_f32(float x) {
 }
 
 #define T float
+#define DTYPE ORR_F32
 #define FN(name) name##_f32
 #define EXP weight_f32
 #include "attention_body.h"
 #undef T
+#undef DTYPE
 #undef FN
 #undef EXP
 
 #define T double
+#define DTYPE ORR_F64
 #define FN(name) name##_f64
 #define EXP exp
 #include "attention_body.h"
 #undef T
+#undef DTYPE
 #undef FN
 #undef EXP
 
@@ -89,8 +96,10 @@ static void run_part(const orr_k_attention_args *a, bool backward, int part, int
   int64_t heads = heads_of(a->q);
   int64_t begin = heads * part / parts, end = heads * (part + 1) / parts;
   char *room = (char *)a->room + (size_t)part * room_of(a, backward);
-  if (a->q->dtype == ORR_F64) heads_f64(a, backward, begin, end, room);
-  else heads_f32(a, backward, begin, end, room);
+  if (a->q->dtype == ORR_F64)
+    heads_f64(a, backward, begin, end, room);
+  else
+    heads_f32(a, backward, begin, end, room);
 }
 
 static void run(const orr_k_attention_args *a, bool backward) {

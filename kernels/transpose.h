@@ -29,7 +29,8 @@ static inline __attribute__((always_inline)) void orr_swap_blocks_f32(__m512 *r,
   }
 }
 
-static inline void orr_transpose_16_f32(const float *x, int64_t x_row, float *y, int64_t y_row) {
+static inline void orr_transpose_16_f32(const float *x, int64_t x_row, float *y,
+                                        int64_t y_row) {
   __m512 r[16];
 #pragma GCC unroll 16
   for (int l = 0; l < 16; l++) r[l] = _mm512_loadu_ps(x + l * x_row);
@@ -43,8 +44,8 @@ static inline void orr_transpose_16_f32(const float *x, int64_t x_row, float *y,
 #endif
 
 /* y (n, m) = x (m, n) turned; rows are contiguous, x_row and y_row apart. */
-static inline void orr_transpose_f32(int64_t m, int64_t n, const float *x, int64_t x_row, float *y,
-                                     int64_t y_row) {
+static inline void orr_transpose_f32(int64_t m, int64_t n, const float *x, int64_t x_row,
+                                     float *y, int64_t y_row) {
   int64_t m16 = 0, n16 = 0;
 #ifdef __AVX512F__
   m16 = m / 16 * 16;

@@ -13,7 +13,7 @@ local shapes = {}
 ---@field values table[] by number: {sizes..., bytes=, grad=}
 ---@field index table<orrery.Tensor, integer> numbers of the parameters and buffers
 ---@field outputs integer[] numbers of the tensors that the net gives
----@field ends integer[] the number of calls made when each of the layers had run
+---@field segments {layer: integer, last: integer}[] in order: the calls up to `last` ran in that layer
 
 local function meta_like(t)
   return core.zeros(t:size(), { dtype = t:dtype(), device = "meta" })
@@ -72,14 +72,16 @@ end
 --- Runs the net on meta tensors like `args` and records its ops.
 ---@param net orrery.Module not placed
 ---@param args table the arguments of a call; #args of them
----@param layers? {module: orrery.Module}[] whose ends are wanted, called in this order
+---@param layers? {module: orrery.Module}[] whose calls are told apart
 ---@return orrery.Record
 function shapes.record(net, args, layers)
-  local tensors, outputs, handles, ends = state_of(net), {}, {}, {}
+  local tensors, outputs, handles, segments = state_of(net), {}, {}, {}
   local unpack = table.unpack or unpack
   local inputs = meta_args(args)
   for k, layer in ipairs(layers or {}) do
-    handles[k] = layer.module:register_forward_hook(function() ends[k] = core.record_count() end)
+    handles[k] = layer.module:register_forward_hook(function()
+      segments[#segments + 1] = { layer = k, last = core.record_count() }
+    end)
   end
   local calls, values, numbers
   local ok, message = on_meta(tensors, function()
@@ -96,7 +98,7 @@ function shapes.record(net, args, layers)
     check.raise("plan: the net cannot be run on shapes alone, which the plan needs to see what its "
       .. "layers cost: %s", tostring(message))
   end
-  local record = { calls = calls, values = values, index = {}, outputs = {}, ends = ends }
+  local record = { calls = calls, values = values, index = {}, outputs = {}, segments = segments }
   for k, t in ipairs(tensors) do record.index[t] = k end
   for k in ipairs(outputs) do record.outputs[k] = numbers[#tensors + k] end
   return record

@@ -98,6 +98,7 @@ function stages.enter(stage)
     coroutine.yield(stage.index)
   end
   core.set_stage(stage.mesh)
+  core.mark(stage.index, running and running.micro)
 end
 
 --- A forward pass in pieces: run:resume() goes on until the pass enters another stage. run.stage is
@@ -109,6 +110,7 @@ function stages.forward(f)
   function run.resume(self)
     local outer = running
     running = self
+    core.mark(self.stage, self.micro)
     local ok, message = coroutine.resume(thread)
     running = outer
     core.set_stage(nil)

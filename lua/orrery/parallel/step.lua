@@ -85,6 +85,7 @@ function Step:forward(task)
   if run.done or run.stage ~= task.stage then return end
   core.random_position(run.position[1], run.position[2])
   core.random_micro(self.rows, self.cuts[task.micro].first, self.cuts[task.micro].n)
+  run.micro = task.micro
   run:resume()
   core.random_micro()
   run.position = { core.random_position() }
@@ -109,6 +110,7 @@ end
 
 function Step:backward(task)
   local run = self.runs[task.micro]
+  core.mark(task.stage, task.micro, true)
   local more = core.backward_until(run.backward, self.stages[task.stage].mesh)
   if more then return end
   core.backward_end(run.backward)
@@ -143,6 +145,7 @@ local function run_step(step, order)
   local ok, result = pcall(step.follow, step, order)
   core.random_micro()
   core.set_stage(nil)
+  core.mark()
   if not ok then
     for _, run in pairs(step.runs) do
       if run.backward then core.backward_end(run.backward) end
