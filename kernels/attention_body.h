@@ -1,12 +1,11 @@
-/* attention_body.h: attention of one head in compute type T; included once a type by
- * attention.c.
+/* attention_body.h: attention of one head in type T; included once a type by attention.c.
  *
  * Invariant: before inclusion T is float or double and DTYPE its name, FN its suffixing, EXP
  * an exponential that gives exactly 0 at -inf. Everything in a room is in T, rows padded with
  * zeros to whole vectors, counts of rows to whole tiles, so that no product has an edge. In a
  * tile of scores, keys that a query does not see hold exactly 0 after the exponential, up to
  * the tile's `wide` columns.
- * To add a step per score: in `soften` (forward) and in `tile_back`.
+ * To add a step per score: in `soften` (forward) and in `group_back`.
  *
  * Shapes: SPAN queries or keys make a block of forward, BLOCK one of backward, whose tiles of
  * scores are kept whole; ROWS rows make a group, the unit of a product.
@@ -56,8 +55,8 @@ static inline __attribute__((always_inline)) void FN(tile)(const int vecs, const
       FN(tile)(2, across, add, k, a, a_step, b + j, b_k, c + j, c_m);                       \
     if (j < n) FN(tile)(1, across, add, k, a, a_step, b + j, b_k, c + j, c_m);              \
   }
-/* c (ROWS, n) = or += a b, n a multiple of LANES; a (ROWS, k) with rows a_step apart, or (across)
- * its transpose (k, ROWS) so. */
+/* c (ROWS, n) = or += a b, n a multiple of LANES; a (ROWS, k) with rows a_step apart, or
+ * (across) its transpose (k, ROWS) so. */
 PRODUCT(set_rows, false, false)
 PRODUCT(add_rows, false, true)
 PRODUCT(add_across, true, true)
@@ -254,8 +253,8 @@ static void FN(forward)(const FN(head) * x) {
 
 /* ---- backward ---------------------------------------------------------------------------- */
 
-/* Weights p and the gradients ds of the scores of one group of queries and the keys of block j0,
- * and what they add to the queries' gradient. */
+/* Weights p and the gradients ds of the scores of one group of queries and the keys of block
+ * j0, and what they add to the queries' gradient. */
 static void FN(group_back)(const FN(head) * x, int64_t i, int64_t r, int64_t j0,
                            int64_t count) {
   int64_t used = FN(seen)(x, i + ROWS - 1, j0, count), wide = ORR_UP(used, PAD);
