@@ -29,6 +29,7 @@ static int devices(lua_State *L) {
     set_string(L, "name", d->name);
     set_string(L, "kind", "cpu");
     set_string(L, "model", d->model);
+    if (d->limit) set_number(L, "limit", (double)d->limit);
     set_number(L, "total", (double)(d->limit ? (int64_t)d->limit : orr_host_memory(false)));
     set_number(L, "free", (double)(d->limit ? (int64_t)(d->limit - d->live)
                                             : orr_host_memory(true)));

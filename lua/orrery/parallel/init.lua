@@ -56,6 +56,20 @@ function parallel.unused(net)
   return names
 end
 
+--- How a pipeline of k stages would be cut: the stages are runs of layers (children of the net after
+--- nested Sequentials are flattened), and the largest cost of a stage is the least possible.
+---@param net orrery.Module not placed
+---@param x any an example batch
+---@param k integer
+---@param options? {limit?: number, time?: boolean} limit: bytes that a stage may hold of parameters,
+---  gradients and activations. time: measure the layers' forward instead of counting operations and bytes
+---@return integer[] ends the last layer of each stage
+---@return table[] rows one a layer: {name=, flops=, bytes=, parameters=, activations=, cost=, share=,
+---  stage=}; prints as a table
+function parallel.balance(net, x, k, options)
+  return require("orrery.parallel.balance").show(net, x, k, options)
+end
+
 --- Trains a small net on one device and under the plan (default: data over all devices), compares
 --- losses and weights, and sends a tensor between every two devices and back. Prints what it finds;
 --- raises where something differs.
