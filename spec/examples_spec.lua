@@ -20,7 +20,7 @@ local function assert_runs(name, arguments)
   return output
 end
 
-local short = { "digits.lua", "gpt.lua", "regression.lua", "custom_op.lua" }
+local short = { "digits.lua", "gpt.lua", "resnet.lua", "too_big.lua", "regression.lua", "custom_op.lua" }
 
 describe("every example", function()
   it("is under 150 lines and begins with how to run it", function()
@@ -145,5 +145,54 @@ describe("custom_op.lua", function()
     local right = tonumber(output:match "step  300  loss %d+%.%d+  right (%d+%.%d) %%")
     assert.is_true(right > 85, output)
     assert.truthy(assert_runs("custom_op.lua", "--steps 2"):find("step    2  loss", 1, true))
+  end)
+end)
+
+describe("resnet.lua", function()
+  -- A folder with CIFAR-10's file names and a few images of noise.
+  local function write_images(folder, name, count)
+    local file = assert(io.open(folder .. "/" .. name, "wb"))
+    local state = 1
+    for image = 1, count do
+      local bytes = { string.char(image % 10) }
+      for k = 1, 3072 do
+        state = state * 16807 % 2147483647
+        bytes[k + 1] = string.char(state % 256)
+      end
+      file:write(table.concat(bytes))
+    end
+    file:close()
+  end
+
+  it("trains to the same loss under every plan", function()
+    local folder = os.tmpname()
+    os.remove(folder)
+    assert(os.execute("mkdir '" .. folder .. "'"))
+    write_images(folder, "data_batch_1.bin", 24)
+    write_images(folder, "test_batch.bin", 8)
+    local first
+    for _, plan in ipairs { "data<0>", "data<0,1>", "model<0,1>", "tensor<0,1>", "data<0,1; zero=3>" } do
+      local output = assert_runs("resnet.lua",
+        ('--data "%s" --plan "%s" --steps 3 --depth 8 --batch 8'):format(folder, plan))
+      local loss = tonumber(output:match "epoch 1  loss (%d+%.%d+)  test accuracy %d+%.%d+ %%")
+      assert.is_number(loss, output)
+      first = first or loss
+      assert.near(first, loss, 1e-4 * (first + 0.01) + 1e-4)
+    end
+    os.execute("rm -r '" .. folder .. "'")
+  end)
+end)
+
+describe("too_big.lua", function()
+  it("fails on one device with the remedy, and trains under three plans", function()
+    local output = assert_runs("too_big.lua", "--steps 3 --width 256 --limit 5.5")
+    assert.truthy(output:find("data<0>\n  [^\n]*cpu:0 is out of memory: asked for", 1, false), output)
+    local losses, count = {}, 0
+    for first, last in output:gmatch "trained: loss (%d+%.%d+), then (%d+%.%d+) after 3 steps" do
+      count = count + 1
+      losses[first .. " " .. last] = true
+    end
+    assert.equal(3, count, output)
+    assert.is_nil(next(losses, (next(losses))), output)
   end)
 end)
