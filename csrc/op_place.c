@@ -17,6 +17,7 @@ typedef struct chooser {
   orr_call *c;
   const orr_mesh *mesh;
   int axis;
+  uint32_t seen;      /* labels of the inputs */
   uint32_t used;      /* labels sharded on an earlier axis */
   double best_cost;   /* < 0: none yet */
   int best_label;
@@ -111,21 +112,18 @@ static int label_dim(const uint8_t *labels, int ndim, int label) {
   return -1;
 }
 
-static bool offer_label(chooser *s, int label) {
+static void offer_label(chooser *s, int label) {
   orr_call *c = s->c;
-  bool seen = false;
   orr_place shard = {.kind = ORR_SHARD, .bounds = label_bounds(s, label)};
   for (int k = 0; k < c->n_in; k++) {
     shard.dim = c->in[k] ? label_dim(c->in_label[k], c->in[k]->meta.ndim, label) : -1;
-    seen = seen || shard.dim >= 0;
     s->row.in[k] = shard.dim < 0 ? replicate : shard;
   }
   for (int k = 0; k < c->n_out; k++) {
     shard.dim = label_dim(c->out_label[k], c->out_meta[k].ndim, label);
     s->row.out[k] = shard.dim < 0 ? partial(c->op->partial) : shard;
   }
-  if (seen) offer(s, &s->row, label);
-  return seen;
+  offer(s, &s->row, label);
 }
 
 /* Rows in which Partial(sum) passes through. */
@@ -171,7 +169,7 @@ static orr_status choose(chooser *s) {
     offer_uniform(s, replicate, replicate);
     offer_linear(s);
     for (int label = 1; label < MAX_LABEL; label++)
-      if (!(s->used >> label & 1) && !offer_label(s, label) && label > ORR_MAX_DIM) break;
+      if ((s->seen & ~s->used) >> label & 1) offer_label(s, label);
   }
   if (s->best_cost < 0)
     return orr_fail(ORR_EARG, "an in-place write would land on a redistributed copy of its "
@@ -211,9 +209,14 @@ static orr_status settle(orr_call *c, const orr_mesh *mesh, orr_place (*in)[ORR_
   return ORR_OK;
 }
 
-static void label(orr_call *c) {
+/* Sets the call's labels; gives the set of those that inputs carry. */
+static uint32_t label(orr_call *c) {
+  uint32_t seen = 0;
   if (c->op->label) c->op->label(c);
   else if (c->op->dims) orr_label_dims(c);
+  for (int k = 0; k < c->n_in; k++)
+    for (int d = 0; c->in[k] && d < c->in[k]->meta.ndim; d++) seen |= 1u << c->in_label[k][d];
+  return seen & ~(1u << ORR_WHOLE);
 }
 
 static orr_status place(orr_call *c, const orr_mesh *mesh, orr_layout **want,
@@ -229,7 +232,7 @@ static orr_status place(orr_call *c, const orr_mesh *mesh, orr_layout **want,
   orr_place out[ORR_MAX_OUT][ORR_MAX_AXES];
   c->in_label = (void *)(room + places);
   memset(c->out_label, 0, sizeof c->out_label);
-  label(c);
+  s.seen = label(c);
   orr_status status = ORR_OK;
   for (s.axis = 0; s.axis < mesh->n_axes && !status; s.axis++) {
     status = choose(&s);
