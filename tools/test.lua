@@ -2,7 +2,7 @@
 --   INTERPRETER tools/test.lua INTERPRETER [PATTERN...]
 -- A pattern is a shell glob on the name without _spec.lua ("op*"). From the environment: BUILD (the
 -- build folder), COMMAND (the path of `orrery`), PUC_SKIP (patterns left out), SPEC_TIMEOUT (seconds
--- a file), SPEC_PRELOAD (a library loaded into the spec processes alone).
+-- a file).
 -- Specs find ORRERY_ROOT, ORRERY_BUILD and ORRERY_COMMAND as absolute paths, ORRERY_LUA as the
 -- interpreter, and ORRERY_SANITIZER under a sanitizer.
 -- Invariant: a file that crashes, hangs, or runs no test counts as one failure; the last line is
@@ -73,8 +73,6 @@ local function command(file, counts)
     "ORRERY_SPEC_COUNTS=" .. quote(counts) }
   for key, value in pairs(environment) do words[#words + 1] = key .. "=" .. quote(value) end
   words[#words + 1] = "timeout -k 10 " .. (os.getenv "SPEC_TIMEOUT" or "600")
-  local preload = os.getenv "SPEC_PRELOAD"
-  if preload and preload ~= "" then words[#words + 1] = "env LD_PRELOAD=" .. quote(preload) end
   words[#words + 1] = quote(interpreter) .. " " .. quote(busted)
   words[#words + 1] = "--output=tools/report.lua " .. quote(file)
   return table.concat(words, " ")
