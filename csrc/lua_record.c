@@ -1,6 +1,6 @@
 /* lua_record.c: record_ops(): the calls of a run as Lua tables.
  *
- * Invariant: a tensor has one number in a record; those given to record_stop come first, in order.
+ * Invariant: a tensor has one number in a record; those given to record_stop come first.
  * To add a field of a call or a value: push_call, push_value.
  */
 #include "lua_core.h"
@@ -12,7 +12,7 @@ static int start(lua_State *L) {
   return 0;
 }
 
-/* Stack: 3 the numbers by pointer, 4 the values. The number of t, which it gets when it is new. */
+/* Stack: 3 the numbers by pointer, 4 the values. The number of t, new or known. */
 static int number_of(lua_State *L, const orr_tensor *t) {
   lua_pushlightuserdata(L, (void *)(uintptr_t)t);
   lua_rawget(L, 3);
@@ -36,7 +36,7 @@ static int number_of(lua_State *L, const orr_tensor *t) {
   return id;
 }
 
-/* Fields name (numbers of tensors, false where absent) and name_labels of the call at the top. */
+/* Fields `name` (numbers of tensors, false where absent) and `labels` of the call at the top. */
 static void push_side(lua_State *L, const orr_record *r, int first, int n, const char *name,
                       const char *labels) {
   lua_createtable(L, n, 0);
@@ -63,8 +63,8 @@ static int calls(lua_State *L) {
   return 1;
 }
 
-/* record_stop({tensors}): calls {op=, ins=, outs=, in_labels=, out_labels=}, values {sizes, bytes=,
- * grad=} by number, and the numbers of the tensors given. */
+/* record_stop({tensors}): calls {op=, ins=, outs=, in_labels=, out_labels=}, values {sizes,
+ * bytes=, grad=} by number, and the numbers of the tensors given. */
 static int stop(lua_State *L) {
   int n, n_known;
   orr_tensor **known = orr_lua_list(L, 1, &n_known);

@@ -121,7 +121,7 @@ static int rule_groups(const orr_call *c, int axis, orr_row *rows, int max, bool
   return 1;
 }
 
-/* ---- one group, its input channels split: what the labels leave out, because of a bias ---- */
+/* ---- one group, its input channels split: what labels leave out, because of a bias ---- */
 
 static const orr_place *split_of(const orr_call *c, int k, int dim, int axis) {
   const orr_layout *layout = c->in[k]->layout;
@@ -131,8 +131,8 @@ static const orr_place *split_of(const orr_call *c, int k, int dim, int axis) {
   return axis > 0 && outer->kind == ORR_SHARD && outer->dim == dim ? NULL : now;
 }
 
-/* y = x w + b comes out Partial with b, made Partial, added once; w's gradient is split as x is, and
- * every device has all of b's. */
+/* y = x w + b comes out Partial with b, made Partial, added once; w's gradient is split as x is,
+ * and every device has all of b's. */
 static int rule_channels(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
   bool forward = c->op->code == FORWARD;
   const orr_place *from = forward ? split_of(c, 1, 1, axis) : NULL;

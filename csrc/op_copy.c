@@ -113,8 +113,10 @@ orr_status orr_reduce_partial(orr_tensor **t) {
   orr_layout *layout;
   orr_tensor *whole;
   if (!orr_layout_is_partial(now)) return ORR_OK;
-  for (int a = 0; a < now->mesh->n_axes; a++)
-    place[a] = now->axis[a].kind == ORR_PARTIAL ? (orr_place){.kind = ORR_REPLICATE} : now->axis[a];
+  for (int a = 0; a < now->mesh->n_axes; a++) {
+    place[a] = now->axis[a];
+    if (place[a].kind == ORR_PARTIAL) place[a] = (orr_place){.kind = ORR_REPLICATE};
+  }
   ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
   orr_status status = orr_redistribute_op(*t, layout, &whole);
   orr_layout_free(layout);

@@ -1,8 +1,8 @@
 /* op_loss.c: cross entropy and negative log likelihood over classes in dim 2 (in the only dim
  * of a single row), labels from 1.
  *
- * Invariant: classes that are split over devices stay there: rows of numbers are reduced, never the
- * logits. Rows are added over all devices and divided once, by the global count of labels
+ * Invariant: classes that are split over devices stay there: rows of numbers are reduced, never
+ * the logits. Rows are added over all devices and divided once, by the global count of labels
  * that are not ignored; where there are none the mean is 0 with zero gradients. Losses of f16
  * and bf16 come out in f32.
  * To add a loss of rows: an op (rows) with its gradient op, and `compose_loss` on top.
@@ -178,13 +178,13 @@ static orr_status run_class_loss(const orr_work *w, int shard) {
   const orr_view *sum_x = orr_work_has(w, shard, 5) ? orr_work_in(w, shard, 5) : NULL;
   orr_k_cross_entropy_finish(orr_work_in(w, shard, 2), orr_work_in(w, shard, 3),
                              orr_work_in(w, shard, 4), sum_x, orr_work_in(w, shard, 1),
-                             w->args.i[0], w->args.f[0], w->args.i[1], orr_work_out(w, shard, 0),
-                             orr_work_out(w, shard, 1));
+                             w->args.i[0], w->args.f[0], w->args.i[1],
+                             orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
   return ORR_OK;
 }
 
-/* in: x, target, max, then the sums reduced (the last absent where nothing is smoothed). Rows are
- * whole on every device, wherever x's classes are. */
+/* in: x, target, max, then the sums reduced (the last absent where nothing is smoothed). Rows
+ * are whole on every device, wherever x's classes are. */
 static int rule_class_loss(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
   const orr_layout *layout = c->in[0]->layout;
   int classes = c->in[0]->meta.ndim - 1;

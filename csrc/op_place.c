@@ -37,7 +37,7 @@ static orr_place present(const chooser *s, int k) {
   return is_host(s, k) ? replicate : s->c->in[k]->layout->axis[s->axis];
 }
 
-/* A Partial value that is scattered is gathered again before long: it costs what reducing it costs.
+/* A Partial value that is scattered is gathered again before long: it costs what reducing it does.
  * Parameters rest where the plan put them: one moves only where every row moves one. */
 static double move_cost(const chooser *s, int k, const orr_place *to) {
   static const double of_parameter = 1e6;
@@ -178,8 +178,8 @@ static orr_status choose(chooser *s) {
   return ORR_OK;
 }
 
-/* Bounds of axis 1 hang on axis 0 where both shard one dim: those of t as it is fit while axis 0
- * stays; bounds that a row took from elsewhere do not, and the split is balanced instead. */
+/* Bounds of axis 1 hang on axis 0 where both shard one dim: those of t as it is fit while axis
+ * 0 stays; bounds that a row took from elsewhere do not, and the split is balanced instead. */
 static void drop_stale_bounds(const orr_tensor *t, orr_place *in) {
   const orr_place *now = t->layout->axis;
   if (t->layout->mesh->n_axes < 2 || in[1].kind != ORR_SHARD) return;

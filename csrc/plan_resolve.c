@@ -102,38 +102,20 @@ void orr_plan_places_free(orr_plan_places *places) {
 
 /* -- what runs ---------------------------------------------------------------------------- */
 
-/* Copies the subtree's devices into a list of siblings, in tree order. */
-static void list_leaves(const orr_plan_node *node, orr_plan_node *copy, int *n) {
-  if (node->kind == ORR_PLAN_DEVICE) {
-    copy[*n] = *node;
-    copy[*n].next = NULL;
-    copy[*n].count = 0;
-    copy[*n].pattern = NULL;
-    if (*n > 0) copy[*n - 1].next = &copy[*n];
-    (*n)++;
-  }
-  for (const orr_plan_node *c = node->first; c; c = c->next) list_leaves(c, copy, n);
+/* Sets or clears sequence=true in the subtree's tensor nodes; returns whether one had it. */
+static bool set_sequence(orr_plan_node *node, bool on) {
+  orr_plan_value *v = node->options ? &node->options[ORR_PLAN_SEQUENCE] : NULL;
+  bool found = v && v->number;
+  if (found) v->set = on;
+  for (orr_plan_node *c = node->first; c; c = c->next) found = set_sequence(c, on) || found;
+  return found;
 }
 
-/* All the plan's devices under one data node, with the data options that run. */
+/* The plan without what does not run. */
 static char *nearest_text(const orr_plan *plan) {
-  orr_plan_value options[ORR_PLAN_N_OPTIONS] = {{0}};
-  orr_plan_node *copy = calloc((size_t)plan->n_devices, sizeof *copy);
-  if (!copy) return NULL;
-  int n = 0;
-  list_leaves(plan->root, copy, &n);
-  for (int s = 0; s < plan->n_stages; s++) {
-    const orr_plan_stage *stage = &plan->stage[s];
-    for (int i = 0; i < stage->n_axes; i++) {
-      if (stage->axis[i].kind != ORR_PLAN_DATA) continue;
-      options[ORR_PLAN_BUCKET] = stage->axis[i].options[ORR_PLAN_BUCKET];
-      options[ORR_PLAN_SYNC_BN] = stage->axis[i].options[ORR_PLAN_SYNC_BN];
-    }
-  }
-  orr_plan_node data = {
-      .kind = ORR_PLAN_DATA, .n_children = n, .first = copy, .options = options};
-  char *text = orr_plan_node_text(&data);
-  free(copy);
+  set_sequence(plan->root, false);
+  char *text = orr_plan_node_text(plan->root);
+  set_sequence(plan->root, true);
   return text;
 }
 

@@ -140,7 +140,7 @@ static orr_status deliver(backward *b, const orr_edge *e, orr_tensor *take_g) {
   return add_to(&e->node->gy[e->out], take_g);
 }
 
-/* Whether the formula hands a Partial gradient on as it is, to one input or by linear ops alone. */
+/* Whether the formula hands a Partial gradient on as it is, to one input or by linear ops. */
 static bool passes_partial(const orr_node *node) {
   int n = 0;
   for (int k = 0; k < node->n_in; k++) n += node->needs[k];

@@ -216,13 +216,14 @@ describe("the plan language", function()
 
   it("runs every kind of node, and names the nearest plan for the rest", function()
     for _, text in ipairs { "data<0,1>", "data<data<0,1>, data<2,3>>", "data<0; micro=1>",
-      "data<0,1; bucket=1MiB, sync_bn=false>", "data<0; micro=2>", "model<0,1>", "tensor<0..3>",
+      "data<0,1; bucket=1MiB, sync_bn=false>", "data<0; micro=2>", "model<0,1>",
+      "tensor<0..3>", "data<0,1; zero=1, bucket=2KiB>",
       "data<tensor<0,1>, tensor<4,5>; sync_bn=false>" } do
       assert.is_true((plan.parse(text):runnable()))
     end
     for text, nearest in pairs {
-      ["tensor<0..3; sequence=true>"] = "data<0..3>",
-      ["data<0,1; zero=1, bucket=2KiB>"] = "data<0,1; bucket=2KiB>",
+      ["tensor<0..3; sequence=true>"] = "tensor<0..3>",
+      ["data<tensor<0,1>, tensor<2,3; sequence=true>; zero=1>"] = "data<tensor<0,1>, tensor<2,3>; zero=1>",
     } do
       local ok, reason = plan.parse(text):runnable()
       assert.is_nil(ok)
