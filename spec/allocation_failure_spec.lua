@@ -12,7 +12,8 @@ local most = 20000 -- allocations that a step may have
 local function mlp() return behave.net("f32") end
 
 local function cnn()
-  return nn.Sequential(nn.Conv2d(1, 3, 3, { padding = 1 }), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+  return nn.Sequential(nn.Conv2d(1, 3, 3, { padding = 1 }), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Flatten(),
     nn.Linear(12, 4))
 end
 
@@ -32,7 +33,8 @@ local function each_failure(f, after)
       assert(message:find("out of memory", 1, true), ("allocation %d: %s"):format(n, message))
       local _, times = message:gsub("out of memory", "")
       assert(times == 1, ("allocation %d: not one error: %s"):format(n, message))
-      assert(message:find("_spec.lua:%d+: "), ("allocation %d: not at the user's line: %s"):format(n, message))
+      assert(message:find("_spec.lua:%d+: "), ("allocation %d: not at the user's line: %s"):format(n,
+        message))
     end
     after(n)
     if ok then return n - 1 end
@@ -84,7 +86,8 @@ describe("allocation failure", function()
     local failures = each_failure(function() plan(net) end, function(n)
       local placed = net:plan() ~= nil
       for parameter, p in net:named_parameters() do
-        assert(placed == (p:device() ~= "cpu"), ("allocation %d: %s is on %s"):format(n, parameter, p:device()))
+        assert(placed == (p:device() ~= "cpu"), ("allocation %d: %s is on %s"):format(n, parameter,
+          p:device()))
         behave.near(want[parameter], p, 0, parameter)
       end
     end)

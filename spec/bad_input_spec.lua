@@ -36,7 +36,8 @@ local function survives(f)
       if not name:find "running" then behave.near(weights[name], w, 0, name) end
     end
     local loss = step()
-    assert(loss == loss and loss < first + 0.5, ("%d devices: the next step gives %g after %g"):format(n, loss, first))
+    assert(loss == loss and loss < first + 0.5, ("%d devices: the next step gives %g after %g"):format(n,
+      loss, first))
     orrery.synchronize()
   end
 end
@@ -84,7 +85,8 @@ describe("bad shapes", function()
   it("of a batch whose arguments differ in length, under a plan", function()
     local net, step, plan = make(2)
     behave.raises(function() plan:place { orrery.zeros(4), orrery.zeros(5) } end, "samples")
-    behave.raises(function() net(orrery.zeros(4, 6), orrery.zeros(5)) end, "argument 2 has 5 samples", "parallel.whole")
+    behave.raises(function() net(orrery.zeros(4, 6), orrery.zeros(5)) end, "argument 2 has 5 samples",
+      "parallel.whole")
     assert.is_true(step() > 0)
   end)
 end)
@@ -125,7 +127,8 @@ describe("bad devices", function()
   for text, words in pairs {
     ["data<0,99>"] = { "99", "8" }, ["data<0,0>"] = { "device 0", "twice" }, ["data<>"] = { "data<>", "^" },
     ["data<0"] = { "data<0", "^" }, ["data<0,>"] = { "^" }, ["data<0;zero=9>"] = { "zero", "^" },
-    ["data<0; color=1>"] = { "color", "^" }, ["date<0,1>"] = { "date", "^" }, ["data<0>>"] = { "^" }, ["data<a>"] = { "^" },
+    ["data<0; color=1>"] = { "color", "^" }, ["date<0,1>"] = { "date", "^" }, ["data<0>>"] = { "^" },
+      ["data<a>"] = { "^" },
     [""] = {}, ["data<3..1>"] = { "^" },
   } do
     it("in the plan '" .. text .. "'", function()
@@ -147,10 +150,12 @@ describe("bad devices", function()
 
   it("a script with a wrong literal plan names line and column", function()
     local command = os.getenv "ORRERY_COMMAND" or (os.getenv "ORRERY_ROOT" or ".") .. "/bin/orrery"
-    for text, word in pairs { ["data<0,0>"] = "twice", ["data<>"] = "data<>", ["data<0"] = "data<0", ["data<0,99>"] = "99" } do
+    for text, word in pairs { ["data<0,0>"] = "twice", ["data<>"] = "data<>", ["data<0"] = "data<0",
+      ["data<0,99>"] = "99" } do
       local path = os.tmpname()
       local file = assert(io.open(path, "w"))
-      file:write("local orrery = require 'orrery'\nlocal parallel = orrery.parallel\n\nlocal plan = parallel.", text, "\nprint(plan)\n")
+      file:write("local orrery = require 'orrery'\nlocal parallel = orrery.parallel\n\n", "local plan = parallel.",
+        text, "\nprint(plan)\n")
       file:close()
       local pipe = assert(io.popen(("'%s' '%s' 2>&1; echo status $?"):format(command, path)))
       local output = pipe:read "*a"
@@ -226,7 +231,8 @@ describe("bad labels", function()
 end)
 
 describe("queued errors", function()
-  it("a label out of range on a device raises at the next synchronise with op and line; weights keep", function()
+  it("a label out of range on a device raises at the next synchronise with op and line; weights keep",
+    function()
     for _, n in ipairs(behave.counts) do
       for _, bad in ipairs { 0, 9 } do
         local net, step, plan, x, y = make(n)
@@ -293,7 +299,8 @@ describe("queued errors", function()
     local total = plan:place(orrery.zeros(7))
     total:add_(good)
     local bad = plan:place(orrery.arange(1, 7, { dtype = "f32" }):view(7, 1))
-      :gather(2, plan:place(orrery.tensor({ { 1 }, { 1 }, { 1 }, { 1 }, { 1 }, { 1 }, { 3 } }, { dtype = "i64" })))
+      :gather(2, plan:place(orrery.tensor({ { 1 }, { 1 }, { 1 }, { 1 }, { 1 }, { 1 }, { 3 } },
+        { dtype = "i64" })))
     total:add_(bad:view(7)) -- skipped where it is poisoned
     assert.is_false((pcall(orrery.synchronize)))
     behave.near({ 1, 2, 3, 4, 5, 6, 7 }, good, 0)
@@ -333,7 +340,9 @@ describe("bad files", function()
 
   it("an NPY file that is not one, or is cut", function()
     with("not numpy", function(path) behave.raises(function() data.npy(path) end, path, "byte") end)
-    with("\147NUMPY\1\0\118\0{'descr': '<f4'", function(path) behave.raises(function() data.npy(path) end, path, "byte") end)
+    with("\147NUMPY\1\0\118\0{'descr': '<f4'", function(path)
+      behave.raises(function() data.npy(path) end, path, "byte")
+    end)
   end)
 end)
 

@@ -29,7 +29,8 @@ describe("behaviour 26", function()
     local y = net(x)
     y:backward(g)
     return { y = behave.list(y), x = behave.list(x.grad), weight = behave.list(layer.weight.grad),
-      bias = behave.list(layer.bias.grad), mean = behave.list(layer.running_mean), var = behave.list(layer.running_var) },
+      bias = behave.list(layer.bias.grad), mean = behave.list(layer.running_mean),
+      var = behave.list(layer.running_var) },
       x:totable()
   end
 
@@ -38,7 +39,8 @@ describe("behaviour 26", function()
   end
 
   for _, shape in ipairs { {}, { 2, 3 } } do
-    it(("is one device's on the global batch, shards of 0 and 1 included (%d-d)"):format(2 + #shape), function()
+    it(("is one device's on the global batch, shards of 0 and 1 included (%d-d)"):format(2 + #shape),
+      function()
       for _, samples in ipairs { 2, 3, 7, 13 } do
         local want = run(0, samples, nil, shape)
         for _, n in ipairs(behave.counts) do
@@ -75,7 +77,8 @@ describe("behaviour 26", function()
             for i = at + 1, at + count do mean = mean + x[i][c] / count end
             for i = at + 1, at + count do var = var + (x[i][c] - mean) ^ 2 / count end
             k = k + 1
-            assert.near((x[at + row][c] - mean) / math.sqrt(var + 1e-5) * weight[c] + bias[c], got.y[k], 1e-11)
+            assert.near((x[at + row][c] - mean) / math.sqrt(var + 1e-5) * weight[c] + bias[c], got.y[k],
+              1e-11)
           end
         end
         at = at + count
@@ -152,7 +155,8 @@ describe("behaviour 29", function()
     end
     local want = make():parameters()
     for _, n in ipairs(counts) do
-      for k, p in ipairs(behave.plan(n)(make()):parameters()) do behave.near(want[k], p, 0, n .. " devices") end
+      local net = behave.plan(n)(make())
+      for k, p in ipairs(net:parameters()) do behave.near(want[k], p, 0, n .. " devices") end
     end
   end)
 
@@ -175,7 +179,8 @@ describe("behaviour 29", function()
           behave.near(want, draw[2](behave.place(x, n, word)), 0, n .. " devices, " .. word)
         end
       end
-      local mesh = core.mesh({ "data", "tensor" }, { 2, 3 }, { "cpu:0", "cpu:1", "cpu:2", "cpu:3", "cpu:4", "cpu:5" })
+      local mesh = core.mesh({ "data", "tensor" }, { 2, 3 }, { "cpu:0", "cpu:1", "cpu:2", "cpu:3", "cpu:4",
+        "cpu:5" })
       orrery.manual_seed(48)
       behave.near(want, draw[2](core.distribute(x, mesh, "shard(1)", "shard(2)")), 0, "2x3")
     end)
@@ -211,7 +216,8 @@ describe("behaviour 29", function()
     local function draw(device)
       orrery.manual_seed(50)
       local o = { device = device, dtype = "f64" }
-      return orrery.cat({ orrery.rand(9, o), orrery.randn(9, o), orrery.randint(1, 9, 9, { device = device }):to("f64"),
+      return orrery.cat({ orrery.rand(9, o), orrery.randn(9, o),
+        orrery.randint(1, 9, 9, { device = device }):to("f64"),
         orrery.bernoulli(0.3, 9, o) }, 1)
     end
     local want = draw("cpu")

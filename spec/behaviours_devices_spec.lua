@@ -59,7 +59,8 @@ describe("behaviour 34", function()
   it("a device that is not in the plan is never touched", function()
     local untouched = behave.run([[
       local nn, optim = orrery.nn, orrery.optim
-      local net = orrery.parallel "data<1,3>" (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 4)))
+      local net = orrery.parallel "data<1,3>" (nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8),
+        nn.Dropout(0.2), nn.Linear(8, 4)))
       local opt = optim.Adam(net:parameters())
       for _ = 1, 3 do
         opt:zero_grad()
@@ -78,14 +79,16 @@ describe("behaviour 34", function()
   end)
 
   it("duplicates in one node are refused by name", function()
-    for text, name in pairs { ["data<0,0>"] = "0", ["data<2,1,2>"] = "2", ["data<cpu:2,2>"] = "cpu:2", ["data<2,0..2>"] = "2" } do
+    for text, name in pairs { ["data<0,0>"] = "0", ["data<2,1,2>"] = "2", ["data<cpu:2,2>"] = "cpu:2",
+      ["data<2,0..2>"] = "2" } do
       behave.raises(function() parallel(text) end, "device " .. name .. " stands twice", text)
     end
   end)
 
   it("a device that is not there: how many are visible, and why", function()
     behave.raises(function() parallel "data<0,17>" end, "17", "8", "ORRERY_CPU_DEVICES=8")
-    behave.raises(function() orrery.zeros(2, { device = "cpu:9" }) end, "device 9 is not there", "8 CPU devices", "ORRERY_CPU_DEVICES=10")
+    behave.raises(function() orrery.zeros(2, { device = "cpu:9" }) end, "device 9 is not there",
+      "8 CPU devices", "ORRERY_CPU_DEVICES=10")
     behave.raises(function() orrery.zeros(2):to "gpu:0" end, "gpu:0")
   end)
 end)
@@ -122,7 +125,8 @@ describe("behaviour 37", function()
     core.set_memory_limit("cpu", 0)
   end)
 
-  it("says device, bytes asked, in use and free, op, largest categories and a remedy; tensors stay intact", function()
+  it("says device, bytes asked, in use and free, op, largest categories and a remedy; tensors stay intact",
+    function()
     for _, device in ipairs { "cpu", "cpu:2" } do
       behave.live()
       orrery.empty_cache()
@@ -131,13 +135,15 @@ describe("behaviour 37", function()
       core.set_memory_limit(device, orrery.memory(device).live + 2 ^ 20)
       local big = orrery.ones(2 ^ 17, { device = device }) -- 512 KiB
       local message = behave.raises(function() local _ = orrery.cat { big, big, big } end,
-        device .. " is out of memory", "asked for 1.5 MiB", "in use", "limit", "largest", "Free ", "smaller batch")
+        device .. " is out of memory", "asked for 1.5 MiB", "in use", "limit", "largest", "Free ",
+          "smaller batch")
       assert.truthy(message:find("cat", 1, true), message)
       core.set_memory_limit(device, 0)
       assert.equal(500500, kept:to("f64"):sum():item())
       assert.equal(2 ^ 17, big:to("f64"):sum():item())
       core.set_memory_limit(device, orrery.memory(device).live + 2 ^ 20)
-      assert.equal(2 ^ 16, orrery.cat({ big[{ { 1, 2 ^ 15 } }], big[{ { 1, 2 ^ 15 } }] }):sum():item()) -- smaller works
+      local part = big[{ { 1, 2 ^ 15 } }]
+      assert.equal(2 ^ 16, orrery.cat({ part, part }):sum():item()) -- smaller works
       core.set_memory_limit(device, 0)
     end
   end)
@@ -152,7 +158,8 @@ describe("behaviour 37", function()
       local opt = optim.SGD(net:parameters(), { lr = 0.1 })
       local function step(batch)
         opt:zero_grad()
-        local loss = nn.cross_entropy(net(orrery.ones(batch * n, 16)), orrery.ones(batch * n, { dtype = "i64" }))
+        local y = orrery.ones(batch * n, { dtype = "i64" })
+        local loss = nn.cross_entropy(net(orrery.ones(batch * n, 16)), y)
         loss:backward()
         opt:step()
         return loss:item()
@@ -203,7 +210,8 @@ describe("behaviour 38", function()
       local was = orrery.memory()
       train(net, 30)
       local now = orrery.memory()
-      assert.is_true(now.live + now.cached <= 1.25 * (was.live + was.cached), ("%d devices: %d then %d bytes"):format(n,
+      assert.is_true(now.live + now.cached <= 1.25 * (was.live + was.cached),
+        ("%d devices: %d then %d bytes"):format(n,
         was.live + was.cached, now.live + now.cached))
     end
   end)

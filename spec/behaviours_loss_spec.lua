@@ -14,8 +14,10 @@ local function classes(n) return orrery.randint(1, 4, n) end
 local losses = {
   { "cross entropy, mean", classes, function(y, t) return nn.cross_entropy(y, t) end },
   { "cross entropy, sum", classes, function(y, t) return nn.cross_entropy(y, t, { reduction = "sum" }) end },
-  { "cross entropy, smoothed", classes, function(y, t) return nn.cross_entropy(y, t, { label_smoothing = 0.1 }) end },
-  { "cross entropy, class 2 ignored", classes, function(y, t) return nn.cross_entropy(y, t, { ignore_index = 2 }) end },
+  { "cross entropy, smoothed", classes,
+    function(y, t) return nn.cross_entropy(y, t, { label_smoothing = 0.1 }) end },
+  { "cross entropy, class 2 ignored", classes,
+    function(y, t) return nn.cross_entropy(y, t, { ignore_index = 2 }) end },
   { "nll", classes, function(y, t) return nn.nll_loss(y:log_softmax(2), t) end },
   { "mse", function(n) return orrery.randn(n, 4, f64) end, function(y, t) return nn.mse_loss(y, t) end },
   { "mse, sum", function(n) return orrery.randn(n, 4, f64) end,
@@ -168,7 +170,9 @@ describe("behaviour 3", function()
       behave.plan(n)(net)
       -- 5 + 3 + 5 samples; the first micro-batch is masked as a whole.
       local parts = {}
-      for k, range in ipairs { { 1, 5 }, { 6, 8 }, { 9, 13 } } do parts[k] = { x[{ range }], t[{ range }] } end
+      for k, range in ipairs { { 1, 5 }, { 6, 8 }, { 9, 13 } } do
+        parts[k] = { x[{ range }], t[{ range }] }
+      end
       local got = orrery.accumulate(parts, function(part)
         local sum = nn.cross_entropy(net(part[1]), part[2], { ignore_index = 9, reduction = "sum" })
         return sum, part[2]:ne(9):sum()
@@ -217,7 +221,9 @@ describe("behaviour 4", function()
       behave.near(want:item(), orrery.accumulate(parts_of(), sums(net)), 1e-12, "loss")
       behave.same_gradients(gradients, behave.gradients(net), 1e-12, n .. " devices,")
       opt:step()
-      for k, p in ipairs(net:parameters()) do behave.near(one:parameters()[k], p, 1e-12, n .. " devices, weights") end
+      for k, p in ipairs(net:parameters()) do
+        behave.near(one:parameters()[k], p, 1e-12, n .. " devices, weights")
+      end
     end
   end)
 

@@ -79,7 +79,8 @@ describe("behaviour 22", function()
   -- One matrix is both embedding and output projection, and used by two layers beside.
   local function make()
     orrery.manual_seed(30)
-    local net = nn.Module { embed = nn.Embedding(5, 4, f64), a = nn.Linear(4, 4, f64), b = nn.Linear(4, 4, f64) }
+    local net = nn.Module { embed = nn.Embedding(5, 4, f64), a = nn.Linear(4, 4, f64),
+      b = nn.Linear(4, 4, f64) }
     net.b.weight = net.a.weight
     function net:forward(ids)
       local h = self.embed(ids):mean(2)
@@ -132,7 +133,8 @@ describe("behaviour 23", function()
     local want
     for _, n in ipairs(all) do
       orrery.manual_seed(30)
-      local net = nn.Sequential(nn.Linear(6, 8, f64), nn.Tanh(), nn.Linear(8, 8, f64), nn.Tanh(), nn.Linear(8, 3, f64))
+      local net = nn.Sequential(nn.Linear(6, 8, f64), nn.Tanh(), nn.Linear(8, 8, f64), nn.Tanh(),
+        nn.Linear(8, 3, f64))
       net:children()[3]:freeze()
       net:children()[1].bias.requires_grad = false
       placed(n, net)

@@ -147,7 +147,8 @@ describe("behaviour 16", function()
           local word = d == 0 and "replicate" or "shard(" .. d .. ")"
           for _, to in ipairs(shapes) do
             local x = orrery.arange(1, 24, f64):view(unpack(from))
-            local what = ("%d devices, (%s) %s to (%s)"):format(n, table.concat(from, ","), word, table.concat(to, ","))
+            local what = ("%d devices, (%s) %s to (%s)"):format(n, table.concat(from, ","), word,
+              table.concat(to, ","))
             behave.near(x:view(unpack(to)), behave.place(x, n, word):reshape(unpack(to)), 0, what)
             local ok, y = pcall(function() return (behave.place(x, n, word):view(unpack(to))) end)
             if ok then
@@ -188,7 +189,8 @@ describe("behaviour 17", function()
     every(2, function(n, a)
       for _, b in ipairs { "replicate", "shard(1)", "shard(2)", "partial" } do
         for d = 1, 2 do
-          same(n, { a, b }, { grid(4, 3), grid(4, 3) }, function(x, y) return orrery.cat({ x, y }, d) end, "cat " .. d)
+          same(n, { a, b }, { grid(4, 3), grid(4, 3) }, function(x, y) return orrery.cat({ x, y }, d) end,
+            "cat " .. d)
         end
         for d = 1, 3 do
           same(n, { a, b }, { grid(4, 3), grid(4, 3) }, function(x, y) return orrery.stack({ x, y }, d) end,
@@ -200,8 +202,10 @@ describe("behaviour 17", function()
 
   it("cat of parts that differ in size, empty ones included", function()
     every(2, function(n, a)
-      same(n, { a, "shard(1)" }, { grid(7, 3), grid(2, 3) }, function(x, y) return orrery.cat({ x, y }, 1) end, "cat")
-      same(n, { a, "shard(2)" }, { grid(3, 1), grid(3, 6) }, function(x, y) return orrery.cat({ x, y }, 2) end, "cat")
+      for d, shapes in ipairs { { { 7, 3 }, { 2, 3 } }, { { 3, 1 }, { 3, 6 } } } do
+        same(n, { a, "shard(" .. d .. ")" }, { grid(shapes[1]), grid(shapes[2]) },
+          function(x, y) return orrery.cat({ x, y }, d) end, "cat " .. d)
+      end
     end)
   end)
 
@@ -236,14 +240,18 @@ describe("behaviour 17", function()
   end)
 
   local geometries = { -- stride, padding, dilation, groups; channels in and out
-    { 1, 0, 1, 1, 4, 5 }, { 2, 1, 1, 1, 3, 4 }, { 1, 2, 2, 1, 2, 3 }, { 1, 1, 1, 2, 4, 6 }, { 2, 1, 1, 3, 6, 3 },
+    { 1, 0, 1, 1, 4, 5 }, { 2, 1, 1, 1, 3, 4 }, { 1, 2, 2, 1, 2, 3 }, { 1, 1, 1, 2, 4, 6 },
+    { 2, 1, 1, 3, 6, 3 },
     { 1, 0, 1, 4, 4, 8 },
   }
   for _, g in ipairs(geometries) do
     local stride, padding, dilation, groups, cin, cout = unpack(g)
-    it(("conv stride %d padding %d dilation %d groups %d under every placement"):format(stride, padding, dilation,
+    it(("conv stride %d padding %d dilation %d groups %d under every placement"):format(stride, padding,
+      dilation,
       groups), function()
-      local function conv(x, w, b) return x:conv2d(w, b, stride, stride, padding, padding, dilation, dilation, groups) end
+      local function conv(x, w, b)
+        return x:conv2d(w, b, stride, stride, padding, padding, dilation, dilation, groups)
+      end
       every(4, function(n, word)
         local x, w, b = grid(3, cin, 5, 5), grid(cout, cin / groups, 3, 3), grid(cout)
         for _, of_w in ipairs { "replicate", "shard(1)", "shard(2)" } do
@@ -267,7 +275,8 @@ describe("behaviour 18", function()
       for _, groups in ipairs { n, 2 * n } do
         local x, w, b = grid(2, 2 * groups, 4, 4), grid(groups, 2, 3, 3), grid(groups)
         local want = conv(groups)(x, w, b)
-        local px, pw, pb = behave.place(x, n, "shard(2)"), behave.place(w, n, "shard(1)"), behave.place(b, n, "shard(1)")
+        local px, pw = behave.place(x, n, "shard(2)"), behave.place(w, n, "shard(1)")
+        local pb = behave.place(b, n, "shard(1)")
         local y
         local counts = behave.collectives(function() y = conv(groups)(px, pw, pb) end)
         assert.is_nil(next(counts), "something moved: " .. tostring(next(counts)))
@@ -346,7 +355,9 @@ describe("behaviour 20", function()
       assert.same({ 5, 2 }, y:size())
       behave.near(x, y, 0)
     end
-    for _, shard in ipairs(p:redistribute("replicate"):shards()) do behave.near(x, shard.tensor, 0, shard.device) end
+    for _, shard in ipairs(p:redistribute("replicate"):shards()) do
+      behave.near(x, shard.tensor, 0, shard.device)
+    end
   end)
 
   it("every redistribution of 1 to 6 rows on every count keeps rows and values", function()

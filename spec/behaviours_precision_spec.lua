@@ -14,7 +14,9 @@ describe("behaviour 30", function()
     local sum = 195
     for _, n in ipairs(behave.counts) do
       local list = { g }
-      for _, word in ipairs { "replicate", "shard(1)", "shard(2)" } do list[#list + 1] = behave.place(g, n, word) end
+      for _, word in ipairs { "replicate", "shard(1)", "shard(2)" } do
+        list[#list + 1] = behave.place(g, n, word)
+      end
       list[#list + 1] = behave.partial(g, n)
       for _, one in ipairs(list) do
         assert.near(math.sqrt(sum), core.grad_norm({ one }):item(), 1e-12)
@@ -24,9 +26,11 @@ describe("behaviour 30", function()
       assert.near(math.sqrt(sum * #list), core.grad_norm(list):item(), 1e-12)
     end
     local mesh = core.mesh({ "data", "tensor" }, { 2, 2 }, { "cpu:0", "cpu:1", "cpu:2", "cpu:3" })
-    for _, words in ipairs { { "replicate", "shard(1)" }, { "shard(1)", "replicate" }, { "shard(2)", "shard(1)" },
+    for _, words in ipairs { { "replicate", "shard(1)" }, { "shard(1)", "replicate" },
+      { "shard(2)", "shard(1)" },
       { "shard(1)", "shard(1)" }, { "replicate", "replicate" } } do
-      assert.near(math.sqrt(sum), core.grad_norm({ core.distribute(g, mesh, words[1], words[2]) }):item(), 1e-12)
+      assert.near(math.sqrt(sum), core.grad_norm({ core.distribute(g, mesh, words[1], words[2]) }):item(),
+        1e-12)
     end
   end)
 
@@ -58,7 +62,8 @@ end)
 
 describe("behaviour 31", function()
   for _, name in ipairs { "SGD", "Adam", "RMSprop" } do
-    it(name .. ": a non-finite gradient on one device skips the step on all, before any state changes", function()
+    it(name .. ": a non-finite gradient on one device skips the step on all, before any state changes",
+      function()
       for _, n in ipairs(behave.counts) do
         for _, poison in ipairs { math.huge, -math.huge, 0 / 0 } do
           orrery.manual_seed(54)
@@ -133,7 +138,9 @@ describe("behaviour 32", function()
   -- One value a device; the Partial whose terms they are.
   local function terms(dtype, values)
     local parts = {}
-    for k, v in ipairs(values) do parts[k] = orrery.full(v, 3, { dtype = dtype }):to("cpu:" .. k - 1):clone() end
+    for k, v in ipairs(values) do
+      parts[k] = orrery.full(v, 3, { dtype = dtype }):to("cpu:" .. k - 1):clone()
+    end
     return core.from_shards(behave.mesh(#values), { 3 }, parts, "partial(sum)")
   end
 
@@ -152,7 +159,8 @@ describe("behaviour 32", function()
 
   it("f16: 2048 + 1 + 1 is 2050, and 60000 + 60000 - 60000 does not overflow on the way", function()
     assert.same({ 2050, 2050, 2050 }, terms("f16", { 2048, 1, 1 }):redistribute("replicate"):totable())
-    assert.same({ 60000, 60000, 60000 }, terms("f16", { 60000, 60000, -60000 }):redistribute("replicate"):totable())
+    assert.same({ 60000, 60000, 60000 },
+      terms("f16", { 60000, 60000, -60000 }):redistribute("replicate"):totable())
   end)
 
   it("the gradient of a bf16 weight under data<> is rounded once, after the sum", function()

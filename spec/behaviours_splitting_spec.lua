@@ -56,8 +56,9 @@ describe("behaviour 8", function()
     it(samples .. " samples on 5 devices train as on one: linear, norm, dropout, convolution", function()
       local function make()
         orrery.manual_seed(8)
-        return nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1, dtype = "f64" }), nn.BatchNorm2d(4, f64), nn.ReLU(),
-          nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(16, 6, f64), nn.LayerNorm(6, f64), nn.Tanh(),
+        return nn.Sequential(nn.Conv2d(2, 4, 3, { padding = 1, dtype = "f64" }), nn.BatchNorm2d(4, f64),
+          nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(16, 6, f64),
+          nn.LayerNorm(6, f64), nn.Tanh(),
           nn.Linear(6, 3, f64))
       end
       orrery.manual_seed(9)
@@ -70,7 +71,8 @@ describe("behaviour 8", function()
   it("recurrent and embedding layers take empty shards", function()
     local function make()
       orrery.manual_seed(8)
-      local net = nn.Module { embed = nn.Embedding(7, 3, f64), rnn = nn.LSTM(3, 4, f64), head = nn.Linear(4, 3, f64) }
+      local net = nn.Module { embed = nn.Embedding(7, 3, f64), rnn = nn.LSTM(3, 4, f64),
+        head = nn.Linear(4, 3, f64) }
       function net:forward(ids)
         local h = self.rnn(self.embed(ids))
         return self.head(h:mean(2))
@@ -90,7 +92,8 @@ describe("behaviour 9", function()
     assert.same({ 22, 21, 21 }, sizes_of(w))
   end)
 
-  it("a convolution whose filters are split 22, 21, 21 gives each its channels and the right values", function()
+  it("a convolution whose filters are split 22, 21, 21 gives each its channels and the right values",
+    function()
     orrery.manual_seed(1)
     local x, w, b = orrery.randn(2, 3, 6, 6, f64), orrery.randn(64, 3, 3, 3, f64), orrery.randn(64, f64)
     local want = x:conv2d(w, b, 1, 1, 1, 1, 1, 1, 1)
@@ -137,7 +140,8 @@ describe("behaviour 10", function()
       behave.raises(function() call(x, { "cat", "dog", "cow" }) end, "argument 2", "array of 3 strings",
         "parallel.whole")
       behave.raises(function() call(x, { 1, 2, 3 }) end, "argument 2", "array of 3 numbers", "parallel.whole")
-      behave.raises(function() call { x, names = { "a", "b", "c" } } end, "argument 1.names", "parallel.whole")
+      behave.raises(function() call { x, names = { "a", "b", "c" } } end, "argument 1.names",
+        "parallel.whole")
       call(x, parallel.whole { "cat", "dog", "cow" }, { 1, 2 })
       assert.same({ "cat", "dog", "cow" }, seen[2])
       assert.same({ 1, 2 }, seen[3])

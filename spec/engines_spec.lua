@@ -28,7 +28,8 @@ local head = [[
 local programs = {
   { "training under data<0..2>: batch norm, dropout, clipping, an uneven last batch, accumulation", [[
     local o = { dtype = "f64" }
-    local net = nn.Sequential(nn.Linear(6, 8, o), nn.BatchNorm1d(8, o), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 4, o))
+    local net = nn.Sequential(nn.Linear(6, 8, o), nn.BatchNorm1d(8, o), nn.ReLU(), nn.Dropout(0.25),
+      nn.Linear(8, 4, o))
     local plan = parallel "data<0..2; bucket=256>"
     plan(net)
     local opt = optim.AdamW(net:parameters(), { lr = 0.01 })
@@ -52,7 +53,8 @@ local programs = {
     show(net(X))
   ]] },
   { "a convolution net under data<0,1>, in f32", [[
-    local net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    local net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+      nn.Flatten(), nn.Linear(16, 3))
     parallel "data<0,1>" (net)
     local opt = optim.SGD(net:parameters(), { lr = 0.1, momentum = 0.9 })
     local x, y = orrery.randn(5, 2, 6, 6), orrery.randint(1, 3, 5)

@@ -21,12 +21,13 @@ end
 
 local nets = {
   { "an MLP with AdamW", { 6 }, function(o)
-    return nn.Sequential(nn.Linear(6, 16, o), nn.BatchNorm1d(16, o), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, 16, o),
+    return nn.Sequential(nn.Linear(6, 16, o), nn.BatchNorm1d(16, o), nn.ReLU(), nn.Dropout(0.25),
+      nn.Linear(16, 16, o),
       nn.LayerNorm(16, o), nn.GELU(), nn.Linear(16, 4, o))
   end, function(params) return optim.AdamW(params, { lr = 3e-3 }) end },
   { "a CNN with SGD, momentum and clipping", { 1, 6, 6 }, function(o)
-    return nn.Sequential(nn.Conv2d(1, 4, 3, { padding = 1, dtype = o.dtype }), nn.BatchNorm2d(4, o), nn.ReLU(),
-      nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 4, o))
+    return nn.Sequential(nn.Conv2d(1, 4, 3, { padding = 1, dtype = o.dtype }), nn.BatchNorm2d(4, o),
+      nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 4, o))
   end, function(params) return optim.SGD(params, { lr = 0.02, momentum = 0.9, weight_decay = 1e-4 }) end, 1 },
 }
 
@@ -69,12 +70,14 @@ describe("training under data<>", function()
         local want, predicted, labels = train(row, dtype)
         local last = 0
         for k = #want - 9, #want do last = last + want[k] / 10 end
-        assert.is_true(steps < 200 or last < 0.8 * want[1], ("it does not learn: %g then %g"):format(want[1], last))
+        assert.is_true(steps < 200 or last < 0.8 * want[1], ("it does not learn: %g then %g"):format(want[1],
+          last))
         for _, text in ipairs { "data<0,1>", "data<0..2>", "data<0..4>" } do
           local got, other = train(row, dtype, text)
           for k, loss in ipairs(want) do
             local tolerance = dtype == "f64" and 1e-9 or 1e-4 * (loss + 0.01)
-            assert(math.abs(loss - got[k]) <= tolerance, ("%s, step %d: %.12g, one device %.12g, apart by %.3g, allowed %.3g")
+            assert(math.abs(loss - got[k]) <= tolerance,
+              ("%s, step %d: %.12g, one device %.12g, apart by %.3g, allowed %.3g")
               :format(text, k, got[k], loss, math.abs(loss - got[k]), tolerance))
           end
           assert.is_true(math.abs(correct(predicted, labels) - correct(other, labels)) <= 2, text)

@@ -84,7 +84,8 @@ function behave.same_gradients(want, got, tolerance, what)
     if values and got[name] then
       behave.near(values, got[name], tolerance, (what or "") .. " gradient of " .. name)
     else
-      assert((values and true) == (got[name] and true), (what or "") .. " gradient of " .. name .. ": one is nil")
+      assert((values and true) == (got[name] and true), (what or "") .. " gradient of " .. name
+        .. ": one is nil")
     end
   end
 end
@@ -99,7 +100,8 @@ function behave.raises(f, ...)
   local line = message:match("^" .. info.short_src:gsub("%p", "%%%0") .. ":(%d+): ")
   line = tonumber(line)
   assert(line and line >= info.linedefined and line <= info.lastlinedefined,
-    ("not at lines %d to %d of %s: %s"):format(info.linedefined, info.lastlinedefined, info.short_src, message))
+    ("not at lines %d to %d of %s: %s"):format(info.linedefined, info.lastlinedefined, info.short_src,
+      message))
   for _, word in ipairs { ... } do
     assert(message:find(word, 1, true), ("no '%s' in: %s"):format(word, message))
   end
