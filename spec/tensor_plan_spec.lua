@@ -177,6 +177,42 @@ describe("tensor<> plans", function()
     assert.near(one, loss:item(), 1e-5)
   end)
 
+  it("choose what the cheapest of all choices moves", function()
+    local split, shapes = require "orrery.parallel.split", require "orrery.parallel.shapes"
+    local makers = {
+      function() return nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 6), nn.Tanh(), nn.Linear(6, 30),
+        nn.ReLU(), nn.Linear(30, 9)), core.randn(50, 8) end,
+      function() return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, { groups = 4 }),
+        nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(64, 3)), core.randn(5, 3, 8, 8) end,
+      function() return nn.Sequential(nn.Embedding(9, 12), nn.TransformerBlock(12, 3)), core.randint(1, 9, 4, 5) end,
+    }
+    for which, make in ipairs(makers) do
+      local net, x = make()
+      local record, weights = shapes.record(net, { x }), {}
+      for name, p in net:named_parameters() do
+        if name:find "weight" and p:dim() > 1 then weights[#weights + 1] = record.index[p] end
+      end
+      local function cost(forced) return select(3, split.choose(shapes.record(net, { x }), forced)) end
+      local best, forced = math.huge, {}
+      local function try(k)
+        if k > #weights then
+          best = math.min(best, cost(forced))
+          return
+        end
+        for dim = 0, 2 do
+          forced[weights[k]] = dim
+          try(k + 1)
+        end
+      end
+      if #weights > 4 then -- the first four decide, the others follow the programme
+        for k = #weights, 5, -1 do weights[k] = nil end
+      end
+      try(1)
+      assert.equal(best, cost {}, "net " .. which)
+      assert.is_true(best > 0 and best < cost { [weights[1]] = 0, [weights[2]] = 0 })
+    end
+  end)
+
   it("complete at the first call, and obey split", function()
     local function make() return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)) end
     local net = make()

@@ -36,7 +36,9 @@ local dims_of = {
 function split.set(module, how)
   local who = module._class .. ":split"
   local dims = dims_of[module._class]
-  if not dims then check.raise("%s: only layers with a weight are split: Linear, convolutions, Embedding", who) end
+  if not dims then
+    check.raise("%s: only layers with a weight are split: Linear, convolutions, Embedding", who)
+  end
   check.word(who, "how", how, { "out", "in", "none" })
   if how == "in" and (module.groups or 1) > 1 then
     check.raise("%s: a convolution of several groups is split between groups: \"out\" or \"none\"", who)
@@ -182,9 +184,6 @@ end
 
 -- The programme -------------------------------------------------------------------------------
 
-local Pass = {}
-Pass.__index = Pass
-
 local function copy(t)
   local new = {}
   for k, v in pairs(t) do new[k] = v end
@@ -212,9 +211,9 @@ local function run_row(pass, call, state, label, choice)
   for k, id in ipairs(call.ins) do
     local now = id and state.at[id]
     if now and now.dim and label and call.in_labels[k][now.dim] == label then
-      local size, whole = pass.values[id][now.dim], unit and pass.values[id][now.dim]
-      unit = unit or now.unit * (choice and choice.size / size or 1)
-      if choice and unit * whole ~= now.unit * choice.size then forward = forward + bytes(pass, id) end
+      local size = pass.values[id][now.dim]
+      unit = unit or now.unit
+      if choice and unit * size ~= now.unit * choice.size then forward = forward + bytes(pass, id) end
     elseif now and now.dim then
       forward = forward + bytes(pass, id) -- gathered
     end
@@ -256,7 +255,9 @@ local function run_reshape(pass, call, state)
   local now = state.at[id]
   if not (now and now.dim) then return { { cost = 0, at = {}, paid = {}, seen = {} } } end
   local d, unit = through_reshape(pass.values[id], pass.values[out], now.dim, now.unit)
-  if d and unit then return { { cost = 0, at = { [out] = { dim = d, unit = unit } }, paid = {}, seen = {} } } end
+  if d and unit then
+    return { { cost = 0, at = { [out] = { dim = d, unit = unit } }, paid = {}, seen = {} } }
+  end
   return { { cost = bytes(pass, id), at = {}, paid = {}, seen = {} } }
 end
 
@@ -312,6 +313,10 @@ local function choices_of(pass, call, state, operand, w)
         if size % unit == 0 then add(d, unit) end
       end
     end
+  end
+  if #list == 0 then -- what is asked for cannot be split
+    forced = nil
+    add(nil, 1)
   end
   return list
 end
@@ -468,7 +473,7 @@ end
 ---  moves with another choice
 ---@return number cost of the whole net
 function split.choose(record, forced, scale)
-  local pass = setmetatable({ values = record.values, forced = forced, scale = scale or 1, flops = {} }, Pass)
+  local pass = { values = record.values, forced = forced, scale = scale or 1, flops = {} }
   pass.n_state = 0
   for _ in pairs(record.index) do pass.n_state = pass.n_state + 1 end
   pass.first_only = { layer_norm_stats = true, rms_norm_stats = true }
