@@ -154,8 +154,8 @@ describe("bad devices", function()
       ["data<0,99>"] = "99" } do
       local path = os.tmpname()
       local file = assert(io.open(path, "w"))
-      file:write("local orrery = require 'orrery'\nlocal parallel = orrery.parallel\n\n", "local plan = parallel.",
-        text, "\nprint(plan)\n")
+      file:write("local orrery = require 'orrery'\nlocal parallel = orrery.parallel\n\n",
+        "local plan = parallel.", text, "\nprint(plan)\n")
       file:close()
       local pipe = assert(io.popen(("'%s' '%s' 2>&1; echo status $?"):format(command, path)))
       local output = pipe:read "*a"
