@@ -25,7 +25,7 @@ static int metatable = LUA_NOREF;
 /* Chunk names that begin so are the library's: "@" and its folder. */
 static char library[1024] = "";
 
-lua_State *orr_lua_state(void) { return main_state; }
+lua_State *orr_lua_main(void) { return main_state; }
 
 /* ---- where in the script ---- */
 
@@ -43,7 +43,9 @@ static bool find_frame(lua_State *L, lua_Debug *ar) {
   return false;
 }
 
-static lua_State *running = NULL; /* the state of the call in hand, for the hooks below */
+/* The state of the call in hand: the coroutine that runs, on which alone the collector and Lua
+ * functions may be called. LuaJIT takes a call on another state for a switch to it. */
+static lua_State *running = NULL;
 
 static void where(const char **source, int *line) {
   lua_Debug ar;
@@ -94,6 +96,8 @@ int orr_lua_error(lua_State *L, const char *format, ...) {
 }
 
 void orr_lua_enter(lua_State *L) { running = L; }
+
+lua_State *orr_lua_running(void) { return running; }
 
 /* ---- tensors ---- */
 
@@ -154,9 +158,9 @@ orr_tensor **orr_lua_list(lua_State *L, int index, int *n) {
 
 static size_t collect_garbage(bool full) {
   if (!main_state) return 0;
-  lua_gc(main_state, LUA_GCCOLLECT, 0);
-  if (full) lua_gc(main_state, LUA_GCCOLLECT, 0);
-  return (size_t)lua_gc(main_state, LUA_GCCOUNT, 0) << 10;
+  lua_gc(running, LUA_GCCOLLECT, 0);
+  if (full) lua_gc(running, LUA_GCCOLLECT, 0);
+  return (size_t)lua_gc(running, LUA_GCCOUNT, 0) << 10;
 }
 
 static int set_library(lua_State *L) {

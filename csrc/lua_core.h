@@ -46,8 +46,10 @@ orr_tensor **orr_lua_list(lua_State *L, int index, int *n);
 /* The device named at `index` ("cpu:1", 1); nil: NULL. */
 orr_device *orr_lua_device(lua_State *L, int index);
 
-/* The state that hooks and collection use; the main one. */
-lua_State *orr_lua_state(void);
+/* The coroutine whose call is in hand: Lua functions are called on no other. */
+lua_State *orr_lua_running(void);
+/* The main state, NULL once it is closed: for the registry alone. */
+lua_State *orr_lua_main(void);
 
 /* Each adds its functions to the table on top of the stack. */
 int orr_lua_open_op(lua_State *L);     /* lua_op.c: also the methods */

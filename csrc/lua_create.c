@@ -282,6 +282,7 @@ static int tensor(lua_State *L) {
 
 /* from_bytes(string, dtype, {sizes}): the bytes of a row-major tensor in native order. */
 static int from_bytes(lua_State *L) {
+  orr_lua_enter(L);
   size_t n;
   const char *data = luaL_checklstring(L, 1, &n);
   orr_meta meta = {.dtype = ORR_F32};

@@ -41,6 +41,7 @@ static int devices(lua_State *L) {
 }
 
 static int synchronize(lua_State *L) {
+  orr_lua_enter(L);
   orr_lua_try(L, orr_synchronize(orr_lua_device(L, 1)));
   return 0;
 }
@@ -70,6 +71,7 @@ static int reset_peak(lua_State *L) {
 }
 
 static int empty_cache(lua_State *L) {
+  orr_lua_enter(L);
   lua_gc(L, LUA_GCCOLLECT, 0);
   lua_pushnumber(L, (lua_Number)orr_empty_cache(orr_lua_device(L, 1)));
   return 1;
@@ -106,6 +108,7 @@ static int profile_start(lua_State *L) {
 }
 
 static int profile_stop(lua_State *L) {
+  orr_lua_enter(L);
   const orr_profile_row *rows;
   orr_status status = orr_synchronize(NULL);
   int n = orr_profile_stop(&rows);

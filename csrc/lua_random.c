@@ -79,6 +79,7 @@ static int push_permutation(lua_State *L, const orr_random_key *key, uint64_t n)
 
 /* randperm(n): 1..n in random order, i64. */
 static int randperm(lua_State *L) {
+  orr_lua_enter(L);
   orr_args args = {.i = {0}};
   uint64_t n = check_count(L, 1, "the count");
   orr_random_next(orr_random_used(), &args);
@@ -88,6 +89,7 @@ static int randperm(lua_State *L) {
 
 /* permutation(n, seed, epoch): a function of its arguments alone. */
 static int permutation(lua_State *L) {
+  orr_lua_enter(L);
   uint64_t n = check_count(L, 1, "the count");
   orr_random_key key = {.seed = check_count(L, 2, "the seed"),
                         .stream = ORR_STREAM_LOADER,

@@ -47,12 +47,13 @@ static int backward_until(lua_State *L) {
 }
 
 static int flush_gradients(lua_State *L) {
+  orr_lua_enter(L);
   orr_lua_try(L, orr_reducers_flush());
   return 0;
 }
 
 static int drop_gradients(lua_State *L) {
-  (void)L;
+  orr_lua_enter(L);
   orr_reducers_drop();
   return 0;
 }
@@ -96,6 +97,7 @@ static int random_micro_now(lua_State *L) {
 }
 
 static int defer_statistics(lua_State *L) {
+  orr_lua_enter(L);
   if (lua_toboolean(L, 1)) orr_bn_defer_begin();
   else orr_lua_try(L, orr_bn_defer_end(lua_toboolean(L, 2)));
   return 0;

@@ -85,10 +85,12 @@ static orr_status lua_failure(lua_State *L) {
 }
 
 static orr_status run_hook(int hooks, orr_tensor **g) {
-  lua_State *L = orr_lua_state();
+  lua_State *L = orr_lua_running();
   lua_rawgeti(L, LUA_REGISTRYINDEX, hooks);
   orr_lua_push(L, orr_tensor_ref(*g));
-  if (lua_pcall(L, 1, 1, 0)) return lua_failure(L);
+  int failed = lua_pcall(L, 1, 1, 0);
+  orr_lua_enter(L); /* the function may have run coroutines */
+  if (failed) return lua_failure(L);
   orr_tensor *other = orr_lua_test(L, -1);
   if (other && other != *g) {
     orr_tensor_ref(other);
@@ -100,7 +102,7 @@ static orr_status run_hook(int hooks, orr_tensor **g) {
 }
 
 static void release_hook(int hooks) {
-  if (orr_lua_state()) luaL_unref(orr_lua_state(), LUA_REGISTRYINDEX, hooks);
+  if (orr_lua_main()) luaL_unref(orr_lua_main(), LUA_REGISTRYINDEX, hooks);
 }
 
 static int set_hook(lua_State *L) {
@@ -124,7 +126,7 @@ static int get_hook(lua_State *L) {
 /* ---- custom: record(inputs, outputs, f); f(gy...) gives gx... ---- */
 
 static orr_status run_custom(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx) {
-  lua_State *L = orr_lua_state();
+  lua_State *L = orr_lua_running();
   int top = lua_gettop(L);
   luaL_checkstack(L, n_out + n_in + 4, NULL);
   lua_rawgeti(L, LUA_REGISTRYINDEX, (int)(intptr_t)state);
@@ -132,7 +134,9 @@ static orr_status run_custom(void *state, int n_out, orr_tensor **gy, int n_in, 
     if (gy[k]) orr_lua_push(L, orr_tensor_ref(gy[k]));
     else lua_pushnil(L);
   }
-  if (lua_pcall(L, n_out, n_in, 0)) return lua_failure(L);
+  int failed = lua_pcall(L, n_out, n_in, 0);
+  orr_lua_enter(L);
+  if (failed) return lua_failure(L);
   for (int k = 0; k < n_in; k++) {
     orr_tensor *g = orr_lua_test(L, top + 1 + k);
     if (g) gx[k] = orr_tensor_ref(g);
