@@ -257,6 +257,14 @@ static void release(orr_call *c, orr_tensor **moved, orr_status status) {
       if (c->out[k]) orr_tensor_free(c->out[k]);
 }
 
+/* A gradient goes back to another stage by the recorded move, to be worked on there; a move on the
+ * mesh of the call is none of the tape's. */
+static void cross_stages(const orr_call *c, orr_tensor **given) {
+  for (int k = 0; k < c->n_in; k++)
+    if (given[k] && given[k]->requires_grad && given[k]->layout->mesh != c->in[k]->layout->mesh)
+      given[k] = c->in[k];
+}
+
 orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const orr_args *args,
                         bool in_place, orr_tensor **out) {
   if (orr_interrupt_pending()) return orr_fail(ORR_EINTERRUPT, "interrupted");
@@ -287,8 +295,9 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   if (!status && c.in_place) status = check_in_place(&c, &in[0]->meta);
   for (int k = 0; k < n_in; k++) given[k] = c.in[k];
   if (!status) status = place_and_run(&c, moved);
-  if (!status) status = orr_tape_record(&c, given);
   if (!status && orr_recording()) status = orr_record_call(&c, given);
+  if (!status) cross_stages(&c, given);
+  if (!status) status = orr_tape_record(&c, given);
   if (!status && op->flags & ORR_OP_LAYER) status = orr_reduce_partial(&c.out[0]);
   if (status) status = explain(&c, status);
   release(&c, moved, status);
