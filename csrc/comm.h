@@ -57,7 +57,8 @@ orr_status orr_collective_issue(orr_collective *take_c);
 
 /* comm_run.c */
 void orr_run_pull(orr_collective *c, int part);
-void orr_run_exchange(orr_collective *c, int part); /* the same where parts meet, target by target */
+/* The same where parts meet, target by target. */
+void orr_run_exchange(orr_collective *c, int part);
 void orr_run_all_reduce(orr_collective *c, int part);
 /* Makes the pieces of an all-reduce one-dimensional wherever they are dense and alike. */
 void orr_flatten_all_reduce(orr_collective *c);
@@ -67,11 +68,11 @@ void orr_flatten_all_reduce(orr_collective *c);
 orr_status orr_comm_reduce_into(orr_tensor *const *ts, orr_tensor *const *out, int n, int axis,
                                 orr_partial_kind op, bool use_comm);
 
-/* comm_exchange.c: ys[k] is ts[k] under another placement of one axis: all-gather, all-to-all or
- * reduce-scatter, all tensors by one collective a group. ys[k] may be the memory that ts[k] is a
- * part of (all-gather). */
-orr_status orr_comm_exchange(orr_collective_kind kind, orr_tensor *const *ts, orr_tensor *const *ys,
-                             int n, int axis, bool use_comm);
+/* comm_exchange.c: ys[k] is ts[k] under another placement of one axis: all-gather, all-to-all
+ * or reduce-scatter, all tensors by one collective a group. ys[k] may be the memory that ts[k]
+ * is a part of (all-gather). */
+orr_status orr_comm_exchange(orr_collective_kind kind, orr_tensor *const *ts,
+                             orr_tensor *const *ys, int n, int axis, bool use_comm);
 
 /* redistribute.c: a dense row-major copy under the same layout, in memory of its own. */
 orr_status orr_tensor_copy_local(const orr_tensor *t, orr_tensor **out);

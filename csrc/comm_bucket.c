@@ -76,7 +76,8 @@ static bool scatters(const orr_bucket_entry *e, int axis) {
 }
 
 /* What g will be: its own memory, replicated along the axis, or a shard in new memory. */
-static orr_status room_for(const orr_bucket_entry *e, int axis, bool scatter, orr_tensor **out) {
+static orr_status room_for(const orr_bucket_entry *e, int axis, bool scatter,
+                           orr_tensor **out) {
   static const orr_place whole = {.kind = ORR_REPLICATE};
   const orr_tensor *g = e->g;
   orr_layout *layout;

@@ -1,9 +1,9 @@
-/* comm_exchange.c: all-gather, all-to-all and reduce-scatter of lists of tensors: every part pulls
- * what its targets lack from the group's shards.
+/* comm_exchange.c: all-gather, all-to-all and reduce-scatter of lists of tensors: every part
+ * pulls what its targets lack from the group's shards.
  *
- * Invariant: the tensors of one call stand on one mesh, and only the axis' placement differs between
- * a source and its target. A target may be the memory that its source is a part of: a part never
- * copies onto itself.
+ * Invariant: the tensors of one call stand on one mesh, and only the axis' placement differs
+ * between a source and its target. A target may be the memory that its source is a part of: a
+ * part never copies onto itself.
  * To add a kind: its bytes in `payload`.
  */
 #include "comm.h"
@@ -22,7 +22,8 @@ static int64_t payload(orr_collective_kind kind, const orr_tensor *t, int axis, 
 }
 
 static orr_status exchange_group(orr_collective_kind kind, orr_tensor *const *ts,
-                                 orr_tensor *const *ys, int n, int axis, bool use_comm, int first) {
+                                 orr_tensor *const *ys, int n, int axis, bool use_comm,
+                                 int first) {
   const orr_mesh *mesh = ts[0]->layout->mesh;
   int members = mesh->size[axis], rank, step;
   int64_t bytes = 0;
@@ -49,8 +50,8 @@ static orr_status exchange_group(orr_collective_kind kind, orr_tensor *const *ts
   return orr_collective_issue(c);
 }
 
-orr_status orr_comm_exchange(orr_collective_kind kind, orr_tensor *const *ts, orr_tensor *const *ys,
-                             int n, int axis, bool use_comm) {
+orr_status orr_comm_exchange(orr_collective_kind kind, orr_tensor *const *ts,
+                             orr_tensor *const *ys, int n, int axis, bool use_comm) {
   if (n == 0) return ORR_OK;
   const orr_mesh *mesh = ts[0]->layout->mesh;
   for (int r = 0; r < mesh->n; r++) {

@@ -224,7 +224,8 @@ static orr_status step_slices(step *s) {
   const orr_optim_lists *lists = s->lists;
   orr_optim_lists sliced = *lists;
   orr_tensor **slice = malloc((size_t)lists->n * sizeof *slice);
-  if (!slice) return orr_fail(ORR_EMEM, "out of host memory for a step of %d parameters", lists->n);
+  if (!slice)
+    return orr_fail(ORR_EMEM, "out of host memory for a step of %d parameters", lists->n);
   orr_status status = orr_zero_slices(lists->param, lists->n, slice);
   if (status) {
     free(slice);

@@ -1,10 +1,11 @@
-/* op_zero.c: parameters whose state is sharded over the data axis (zero=, Rajbhandari et al. 2020).
- * At zero=3 a parameter rests as shards and dispatch gathers it for each call; what the tape would
- * keep of the copy is its header, and backward gathers again. At zero=1 and 2 it rests replicated,
- * the optimizer updates one shard a device, and the shards are gathered into the replicas.
+/* op_zero.c: parameters whose state is sharded over the data axis (zero=, Rajbhandari et al.
+ * 2020). At zero=3 a parameter rests as shards and dispatch gathers it for each call; what the
+ * tape would keep of the copy is its header, and backward gathers again. At zero=1 and 2 it
+ * rests replicated, the optimizer updates one shard a device, and the shards are gathered into
+ * the replicas.
  *
- * Invariant: a gathered copy's storage names its parameter (origin) and is never written; values do
- * not depend on any of this. One copy at most outlives its call: `last`.
+ * Invariant: a gathered copy's storage names its parameter (origin) and is never written;
+ * values do not depend on any of this. One copy at most outlives its call: `last`.
  * To add another derived copy of a parameter: a layout beside use_layout, gathered here.
  */
 #include <stdlib.h>
@@ -146,8 +147,8 @@ orr_status orr_zero_put_back(orr_tensor *const *param, orr_tensor *const *slice,
   for (int k = 0; k < n && !status; k++) {
     int axis = put_axis(param[k]), found = 0;
     for (int j = k; j < n; j++) {
-      if (done[j] || param[j]->layout->mesh != param[k]->layout->mesh || put_axis(param[j]) != axis)
-        continue;
+      bool alike = param[j]->layout->mesh == param[k]->layout->mesh;
+      if (done[j] || !alike || put_axis(param[j]) != axis) continue;
       done[j] = true;
       from[found] = slice[j];
       to[found++] = param[j];

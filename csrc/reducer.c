@@ -1,14 +1,14 @@
 /* reducer.c: from gradients that come out of backward to p->grad of parameters placed by a
  * plan.
  *
- * A gradient that is Partial waits in a bucket; a full bucket leaves, on the communication queues
- * while backward goes on, as one all-reduce of the gradients that end replicated and one
- * reduce-scatter of those that end sharded (comm_bucket.c). What has arrived is added to the parameters at the end of backward, all
- * or none. While gradients are held (orrery.accumulate) they are added as they are, Partial,
- * and reduced once when the hold ends.
+ * A gradient that is Partial waits in a bucket; a full bucket leaves, on the communication
+ * queues while backward goes on, as one all-reduce of the gradients that end replicated and one
+ * reduce-scatter of those that end sharded (comm_bucket.c). What has arrived is added to the
+ * parameters at the end of backward, all or none. While gradients are held (orrery.accumulate)
+ * they are added as they are, Partial, and reduced once when the hold ends.
  *
- * Invariant: p->grad is dense, in memory of its own, under the parameter's state layout, or, while
- * held, under that layout with Partial axes. When anything fails, p->grad is what it was.
+ * Invariant: p->grad is dense, in memory of its own, under the parameter's state layout, or,
+ * while held, under that layout with Partial axes. When anything fails, p->grad is what it was.
  * To add another way for a gradient to travel: where `add` chooses between them.
  */
 #include <stdlib.h>

@@ -56,6 +56,6 @@ end
 --- Bytes of gradients reduced at a time, where the plan does not say: what waits is held whole.
 ---@param level integer?
 ---@return integer
-function zero.bucket(level) return (level or 0) >= 2 and 2 ^ 20 or 25 * 2 ^ 20 end
+function zero.bucket(level) return (level or 0) >= 2 and 2 ^ 18 or 25 * 2 ^ 20 end
 
 return zero
