@@ -114,6 +114,27 @@ static int distribute(lua_State *L) {
   return push_moved(L, t, read_layout(L, 3, m, t));
 }
 
+/* all_reduce_(x): sums the shards of a partial tensor in place, over every partial axis; the replicated
+ * tensor on the same memory. x itself keeps its label and is not to be used again. */
+static int all_reduce_(lua_State *L) {
+  orr_tensor *t = orr_lua_check(L, 1), *y;
+  orr_place place[ORR_MAX_AXES];
+  const orr_mesh *mesh = t->layout->mesh;
+  for (int a = 0; a < mesh->n_axes; a++) {
+    place[a] = t->layout->axis[a];
+    if (place[a].kind != ORR_PARTIAL) continue;
+    orr_lua_try(L, orr_comm_all_reduce(&t, 1, a, place[a].op, false));
+    place[a] = (orr_place){.kind = ORR_REPLICATE};
+  }
+  orr_layout *layout;
+  orr_lua_try(L, orr_layout_new(mesh, place, t->meta.ndim, t->meta.shape, &layout));
+  orr_status status = orr_tensor_alias_as(t, &t->meta, layout, &y);
+  orr_layout_free(layout);
+  orr_lua_try(L, status);
+  orr_lua_push(L, y);
+  return 1;
+}
+
 static int shards(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1);
   lua_createtable(L, t->n, 0);
@@ -278,6 +299,7 @@ int orr_lua_open_place(lua_State *L) {
                                        {"stages", stages},
                                        {"distribute", distribute},
                                        {"placements", placements},
+                                       {"all_reduce_", all_reduce_},
                                        {"from_shards", from_shards},
                                        {"set_batch", set_batch},
                                        {"is_batch", is_batch},
