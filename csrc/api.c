@@ -350,10 +350,36 @@ orr_status orrery_mesh(const char *text, const orr_mesh **out) {
   orr_status status = orr_plan_parse(NULL, text, strlen(text), &plan);
   if (!status) status = orr_plan_resolve(plan, &env, &places);
   if (!status) status = orr_plan_runnable(plan);
+  if (!status && plan->n_stages > 1)
+    status = orr_fail(ORR_EARG, "plan: %.400s has %d stages, each a mesh of its own; ask for one, "
+                                "as in \"cpu:0\" or \"data<0,1>\"",
+                      plan->text, plan->n_stages);
   if (!status) status = mesh_of_plan(plan, places, out);
   orr_plan_places_free(places);
   orr_plan_free(plan);
   return status;
+}
+
+/* "shard(1), replicate": a word an axis, or one for all. */
+static orr_status read_places(const char *text, int ndim, int n_axes, orr_place *place) {
+  char word[64];
+  int n = 0;
+  for (const char *at = text; n < n_axes; n++) {
+    at += strspn(at, " ");
+    size_t length = strcspn(at, ",");
+    if (length >= sizeof word) length = sizeof word - 1;
+    memcpy(word, at, length);
+    word[length] = 0;
+    ORR_TRY(orr_place_parse(word, ndim, &place[n]));
+    at += strcspn(at, ",");
+    if (!*at) break;
+    at++;
+  }
+  if (n + 1 < n_axes && n > 0)
+    return orr_fail(ORR_EARG, "\"%s\" has %d placements for %d axes; give one each, or one for all",
+                    text, n + 1, n_axes);
+  for (int k = n + 1; k < n_axes; k++) place[k] = place[0];
+  return ORR_OK;
 }
 
 orr_status orrery_distribute(orr_tensor *t, const orr_mesh *mesh, const char *placement,
@@ -363,8 +389,7 @@ orr_status orrery_distribute(orr_tensor *t, const orr_mesh *mesh, const char *pl
   *out = NULL;
   if (mesh->n_axes == 0)
     return done(orr_redistribute_op(t, orr_layout_single(mesh->device[0]), out));
-  ORR_TRY(orr_place_parse(placement, t->meta.ndim, &place[0]));
-  for (int k = 1; k < mesh->n_axes; k++) place[k] = place[0];
+  ORR_TRY(read_places(placement, t->meta.ndim, mesh->n_axes, place));
   ORR_TRY(orr_layout_new(mesh, place, t->meta.ndim, t->meta.shape, &layout));
   orr_status status = done(orr_redistribute_op(t, layout, out));
   orr_layout_free(layout);
