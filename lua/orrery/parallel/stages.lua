@@ -69,8 +69,9 @@ end
 
 --- Whether the plan needs an example batch to assign layers.
 function stages.needs_shapes(plan)
-  local plan_stages = plan:stages()
-  return #plan_stages > 1 and not plan_stages[1].count and not plan_stages[1].pattern
+  local plan_stages, model = plan:stages(), plan:options "model"
+  local chunks = model.schedule == "interleaved" and model.chunks or 1
+  return #plan_stages * chunks > 1 and not plan_stages[1].count and not plan_stages[1].pattern
 end
 
 --- The stage of each layer, by counts, by names, or balanced by cost.
