@@ -20,6 +20,7 @@ local Module = {}
 Module._name = false
 Module._plan = false
 Module._stage = false
+Module._resolved = false
 Module._hooks = false
 Module._buffers = false
 Module._note = false
@@ -447,8 +448,8 @@ local function call(self, ...)
   return self:forward(...)
 end
 
---- The plan that placed this module, or nil.
-function Module:plan() return self._plan or nil end
+--- The plan that placed this module, resolved: with the balance of stages that was found; or nil.
+function Module:plan() return self._resolved or self._plan or nil end
 
 --- Overrides what a tensor<> plan does with the layer's weight, before the plan is applied: "out"
 --- splits what the layer gives (columns, output channels), "in" what it takes (rows, input channels, a

@@ -5,7 +5,9 @@
 local core = require "orrery.core"
 local check = require "orrery.check"
 local moved = require "orrery.moved"
+local Plan = require "orrery.parallel.plan"
 local recompute = require "orrery.parallel.recompute"
+local resolved = require "orrery.parallel.resolved"
 local split = require "orrery.parallel.split"
 local stages = require "orrery.parallel.stages"
 local zero = require "orrery.parallel.zero"
@@ -97,6 +99,15 @@ local function virtual_stages(plan)
   return list
 end
 
+-- The plan as text with the balance that was found, as a plan of its own.
+local function resolve(plan, assigned, n)
+  local counts = {}
+  for s = 1, n do counts[s] = 0 end
+  for _, s in ipairs(assigned) do counts[s] = counts[s] + 1 end
+  local text = resolved.text(tostring(plan), counts)
+  return text ~= tostring(plan) and Plan.parse(text) or plan
+end
+
 -- args: of a call, where a pass must see shapes.
 local function complete(plan, net, args)
   local list, layers = virtual_stages(plan), stages.layers(net)
@@ -104,12 +115,11 @@ local function complete(plan, net, args)
   local splits = split.words(plan, net, args)
   place_tensors(plan, net, stages_of_tensors(net, layers, assigned, list), splits)
   net._stages = list
-  if #list > 1 then
-    for k, layer in ipairs(layers) do
-      layer.module._stage = list[assigned[k]]
-      layer.module._recompute = recompute.wanted(plan, layer.name)
-    end
+  for k, layer in ipairs(layers) do
+    layer.module._stage = #list > 1 and list[assigned[k]]
+    layer.module._recompute = #list > 1 and recompute.wanted(plan, layer.name)
   end
+  net._resolved = resolve(plan, assigned, #list)
 end
 
 --- See Plan:__call.
