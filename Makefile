@@ -35,7 +35,7 @@ else
   LUA_INC := $(firstword $(wildcard /usr/include/lua$(LUA_ABI) /usr/local/include/lua$(LUA_ABI)))
 endif
 LUA_INCDIR ?= $(or $(LUA_INC),$(shell pkg-config --variable=includedir $(LUA_PC) 2>/dev/null))
-LUA_LIBS   ?= $(or $(shell pkg-config --libs $(LUA_PC) 2>/dev/null),-l$(LUA_PC))
+LUA_LIBS   ?= $(or $(shell pkg-config --libs $(LUA_PC) 2>/dev/null),-l$(LUA_PC:luajit=luajit-5.1))
 
 # ---- flags ------------------------------------------------------------------------------------
 WARN    := -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wno-unknown-pragmas
