@@ -244,10 +244,8 @@ static void take(orr_device *d, orr_buffer *b, size_t bytes, int bin) {
 static orr_status bare_buffer(orr_device *d, size_t bytes, orr_buffer **out) {
   pool *p = d->pool;
   orr_buffer *b = p->bare;
-  if (b)
-    p->bare = b->next;
-  else
-    b = calloc(1, sizeof *b);
+  if (b) p->bare = b->next;
+  else b = calloc(1, sizeof *b);
   if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
   b->device = d;
   b->bytes = bytes;

@@ -145,8 +145,7 @@ typedef struct reading {
 static orr_status next_number(reading *r, const orr_word *w, double *out) {
   bool given = r->at_arg < r->n_arg;
   if (given) *out = r->arg[r->at_arg++];
-  if (w->has_default && (!given || isnan(*out)))
-    *out = w->otherwise;
+  if (w->has_default && (!given || isnan(*out))) *out = w->otherwise;
   else if (!given)
     return orr_fail(ORR_EARG, "%s: number %d is missing", r->name, r->at_arg + 1);
   return ORR_OK;
@@ -177,14 +176,10 @@ static orr_status read_integer(reading *r, const orr_word *w) {
   ORR_TRY(next_number(r, w, &value));
   bool dim = w->kind == 'd' || w->kind == 'e',
        by_default = w->has_default && r->at_arg == before;
-  if (w->has_default && isnan(value))
-    *to = ORR_NIL;
-  else if (dim && by_default && r->n_in && r->in[0] && r->in[0]->meta.ndim == 0)
-    *to = 0;
-  else if (dim)
-    return dimension(r, value, w->kind == 'e', to);
-  else
-    return whole(r, value, to);
+  if (w->has_default && isnan(value)) *to = ORR_NIL;
+  else if (dim && by_default && r->n_in && r->in[0] && r->in[0]->meta.ndim == 0) *to = 0;
+  else if (dim) return dimension(r, value, w->kind == 'e', to);
+  else return whole(r, value, to);
   return ORR_OK;
 }
 
@@ -273,10 +268,8 @@ orr_status orrery_call(const char *name, orr_tensor *const *in, int n_in, const 
   ORR_TRY(read_call(&r, &tensors, &n));
   ORR_TRY(done(orr_dispatch(r.op, tensors, n, &r.args, in_place, made)));
   for (int k = 0, to = 0; k < ORR_MAX_OUT; k++) {
-    if (made[k] && to < n_out)
-      out[to++] = made[k];
-    else
-      orr_tensor_free(made[k]);
+    if (made[k] && to < n_out) out[to++] = made[k];
+    else orr_tensor_free(made[k]);
   }
   return ORR_OK;
 }
@@ -351,8 +344,9 @@ orr_status orrery_mesh(const char *text, const orr_mesh **out) {
   if (!status) status = orr_plan_resolve(plan, &env, &places);
   if (!status) status = orr_plan_runnable(plan);
   if (!status && plan->n_stages > 1)
-    status = orr_fail(ORR_EARG, "plan: %.400s has %d stages, each a mesh of its own; ask for one, "
-                                "as in \"cpu:0\" or \"data<0,1>\"",
+    status = orr_fail(ORR_EARG,
+                      "plan: %.400s has %d stages, each a mesh of its own; ask for one, "
+                      "as in \"cpu:0\" or \"data<0,1>\"",
                       plan->text, plan->n_stages);
   if (!status) status = mesh_of_plan(plan, places, out);
   orr_plan_places_free(places);
@@ -376,8 +370,9 @@ static orr_status read_places(const char *text, int ndim, int n_axes, orr_place 
     at++;
   }
   if (n + 1 < n_axes && n > 0)
-    return orr_fail(ORR_EARG, "\"%s\" has %d placements for %d axes; give one each, or one for all",
-                    text, n + 1, n_axes);
+    return orr_fail(ORR_EARG,
+                    "\"%s\" has %d placements for %d axes; give one each, or one for all", text,
+                    n + 1, n_axes);
   for (int k = n + 1; k < n_axes; k++) place[k] = place[0];
   return ORR_OK;
 }

@@ -81,8 +81,11 @@ static void work_on(orr_collective *c, int part) {
     c->run(c, part);
     return;
   }
-  orr_timeline_event e = {.name = c->name ? c->name : "copy", .device = c->part[part].device,
-                          .use_comm = c->use_comm, .mark = c->mark, .start = orr_seconds()};
+  orr_timeline_event e = {.name = c->name ? c->name : "copy",
+                          .device = c->part[part].device,
+                          .use_comm = c->use_comm,
+                          .mark = c->mark,
+                          .start = orr_seconds()};
   c->run(c, part);
   e.end = orr_seconds();
   orr_timeline_add(&e);
@@ -189,8 +192,8 @@ static orr_status note_events(const orr_collective *c, int part) {
   return ORR_OK;
 }
 
-/* Only the end of the last part could not be pushed: all parts meet and work, and the controller
- * stands in for that end. */
+/* Only the end of the last part could not be pushed: all parts meet and work, and the
+ * controller stands in for that end. */
 static orr_status end_here(orr_collective *c) {
   for (int k = 0; k < c->n; k++) ORR_TRY(orr_event_wait(c->part[k].done));
   mark_targets(c, c->n - 1, atomic_load(&c->poisoned));
@@ -217,10 +220,8 @@ static orr_status push_all(orr_collective *c) {
     deps += part_deps_max(c, part);
   }
   bool cut = status && pushed; /* a first item without its second one, which still looks at c */
-  if (cut && part == c->n - 1)
-    status = end_here(c);
-  else if (status)
-    withdraw(c, part, pushed, status);
+  if (cut && part == c->n - 1) status = end_here(c);
+  else if (status) withdraw(c, part, pushed, status);
   for (int k = 0; k < part + cut; k++) {
     orr_status noted = note_events(c, k);
     if (!status) status = noted;

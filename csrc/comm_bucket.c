@@ -120,10 +120,8 @@ static orr_status reduce_axis(orr_reducer *r, const orr_mesh *mesh, int axis, bo
     status = scatter ? orr_comm_exchange(ORR_REDUCE_SCATTER, list, fresh, n, axis, true)
                      : orr_comm_all_reduce(list, n, axis, ORR_SUM, true);
   for (int k = 0; k < made; k++) {
-    if (status)
-      orr_tensor_free(fresh[k]);
-    else
-      take_reduced(&r->entry[at[k]], fresh[k]);
+    if (status) orr_tensor_free(fresh[k]);
+    else take_reduced(&r->entry[at[k]], fresh[k]);
   }
   return status;
 }

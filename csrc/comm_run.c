@@ -46,7 +46,7 @@ static void cut_out(const orr_piece *p, const int64_t *lo, const int64_t *shape,
 static void pull_group(const orr_collective *c, const orr_piece *src, const orr_piece *dst) {
   orr_view from[ORR_MAX_DEVICES], to;
   const orr_view *list[ORR_MAX_DEVICES];
-  int64_t lo[ORR_MAX_DIM], shape[ORR_MAX_DIM];
+  int64_t lo[ORR_MAX_DIM] = {0}, shape[ORR_MAX_DIM] = {0};
   if (c->width == 1 && src->buffer == dst->buffer) return; /* its own part stands in place */
   if (!overlap(src, dst, lo, shape)) return;
   cut_out(dst, lo, shape, &to);
@@ -54,10 +54,8 @@ static void pull_group(const orr_collective *c, const orr_piece *src, const orr_
     cut_out(&src[k], lo, shape, &from[k]);
     list[k] = &from[k];
   }
-  if (c->width == 1)
-    orr_k_copy(&from[0], &to);
-  else
-    orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
+  if (c->width == 1) orr_k_copy(&from[0], &to);
+  else orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
 }
 
 static void pull_all(const orr_collective *c, const orr_piece *src, int n_src, int part,

@@ -44,10 +44,8 @@ static orr_status memory_new(orr_device *d, size_t bytes, void **out) {
 
 static void memory_free(orr_device *d, void *data, size_t bytes) {
   (void)d;
-  if (bytes < MAPPED)
-    free(data);
-  else
-    munmap(data, bytes);
+  if (bytes < MAPPED) free(data);
+  else munmap(data, bytes);
 }
 
 static orr_status run(const orr_work *work, int shard) { return work->op->run(work, shard); }

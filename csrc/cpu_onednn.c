@@ -207,15 +207,20 @@ static orr_dnn_entry *make(const orr_dnn_key *key, const struct plan *p, orr_sta
   int s = DNN_SUCCESS;
   for (int o = A; o <= C && s == DNN_SUCCESS; o++) s = describe(&md[o], p, o);
   if (s == DNN_SUCCESS && p->bias) s = describe_bias(&bias, p);
-  orr_dnn_op op = {.kind = ORR_DNN_MATMUL, .src = &md[A], .weights = &md[B], .dst = &md[C],
-                   .bias = p->bias ? &bias : NULL, .dtype = p->dtype,
-                   .accumulate = p->accumulate, .relu = p->relu};
+  orr_dnn_op op = {.kind = ORR_DNN_MATMUL,
+                   .src = &md[A],
+                   .weights = &md[B],
+                   .dst = &md[C],
+                   .bias = p->bias ? &bias : NULL,
+                   .dtype = p->dtype,
+                   .accumulate = p->accumulate,
+                   .relu = p->relu};
   orr_dnn_port ports[] = {{DNN_ARG_SRC, DNN_QUERY_SRC, 0, md[A].ptr, false},
                           {DNN_ARG_WEIGHTS, DNN_QUERY_WEIGHTS, 0, md[B].ptr, false},
                           {DNN_ARG_DST, DNN_QUERY_DST, 0, md[C].ptr, true},
                           {DNN_ARG_BIAS, DNN_QUERY_WEIGHTS, 1, bias.ptr, false}};
-  orr_dnn_entry *e = orr_dnn_make(key, s == DNN_SUCCESS ? &op : NULL, p->bias ? 4 : 3, ports,
-                                  status);
+  orr_dnn_entry *e =
+      orr_dnn_make(key, s == DNN_SUCCESS ? &op : NULL, p->bias ? 4 : 3, ports, status);
   for (int o = A; o <= C; o++) orr_dnn_md_free(&md[o]);
   orr_dnn_md_free(&bias);
   return e;

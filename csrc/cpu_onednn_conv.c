@@ -76,7 +76,6 @@ static bool repeats(const orr_view *v) {
   return false;
 }
 
-
 /* What must stand after the last element for the output to have `out` elements. Negative
  * where the window never reaches the input's end. */
 static int64_t pad_high(int64_t in, int64_t out, int64_t kernel, int64_t stride,
@@ -201,9 +200,13 @@ static orr_dnn_entry *conv_make(const orr_dnn_key *key, const struct conv *c,
   struct conv_mds m;
   orr_dnn_port ports[4];
   memset(&m, 0, sizeof m);
-  orr_dnn_op op = {.kind = c->kind, .src = &m.inner_x, .weights = &m.inner_w,
-                   .dst = &m.inner_y, .bias = c->bias ? &m.bias : NULL,
-                   .dtype = orr_dnn_dtype(c->x->dtype), .relu = c->relu};
+  orr_dnn_op op = {.kind = c->kind,
+                   .src = &m.inner_x,
+                   .weights = &m.inner_w,
+                   .dst = &m.inner_y,
+                   .bias = c->bias ? &m.bias : NULL,
+                   .dtype = orr_dnn_dtype(c->x->dtype),
+                   .relu = c->relu};
   for (int i = 0; i < 2; i++) {
     op.kernel[i] = c->w->shape[2 + i];
     op.stride[i] = c->g->stride[i];
@@ -214,8 +217,8 @@ static orr_dnn_entry *conv_make(const orr_dnn_key *key, const struct conv *c,
   }
   int result = conv_describe(&m, c, s);
   conv_ports(ports, &m, c->kind);
-  orr_dnn_entry *e = orr_dnn_make(key, result == DNN_SUCCESS ? &op : NULL, c->bias ? 4 : 3,
-                                  ports, status);
+  orr_dnn_entry *e =
+      orr_dnn_make(key, result == DNN_SUCCESS ? &op : NULL, c->bias ? 4 : 3, ports, status);
   conv_mds_free(&m);
   return e;
 }
@@ -342,8 +345,8 @@ static orr_dnn_entry *pool_make(const orr_dnn_key *key, const struct pool *p,
        0, md[2].ptr, !backward},
       {DNN_ARG_WORKSPACE, DNN_QUERY_WORKSPACE, 0, NULL, !backward}};
   int n_ports = p->g->kind == ORR_ONEDNN_POOL_MAX ? 3 : 2;
-  orr_dnn_entry *e = orr_dnn_make(key, result == DNN_SUCCESS ? &op : NULL, n_ports, ports,
-                                  status);
+  orr_dnn_entry *e =
+      orr_dnn_make(key, result == DNN_SUCCESS ? &op : NULL, n_ports, ports, status);
   for (int i = 0; i < 4; i++) orr_dnn_md_free(&md[i]);
   return e;
 }

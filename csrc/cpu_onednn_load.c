@@ -18,30 +18,30 @@
 #include <string.h>
 
 /* F(result, member and symbol after "dnnl_", arguments) */
-#define COMMON(F)                                                                             \
-  F(int, engine_create, (void **engine, int kind, size_t index))                              \
-  F(int, stream_create, (void **stream, void *engine, unsigned flags))                        \
-  F(int, stream_wait, (void *stream))                                                         \
-  F(int, stream_destroy, (void *stream))                                                      \
-  F(int, memory_create, (void **memory, const void *md, void *engine, void *data))            \
-  F(int, memory_set_data_handle, (void *memory, void *data))                                  \
-  F(int, memory_destroy, (void *memory))                                                      \
-  F(size_t, memory_desc_get_size, (const void *md))                                           \
-  F(int, memory_desc_equal, (const void *a, const void *b))                                   \
-  F(int, primitive_create, (void **primitive, const void *pd))                                \
-  F(int, primitive_execute,                                                                   \
-    (const void *primitive, void *stream, int n, const orr_dnn_arg *args))                    \
-  F(int, primitive_destroy, (void *primitive))                                                \
-  F(int, primitive_desc_destroy, (void *pd))                                                  \
-  F(const void *, primitive_desc_query_md, (const void *pd, int what, int index))             \
-  F(int, reorder_primitive_desc_create,                                                       \
-    (void **pd, const void *from, void *from_engine, const void *to, void *to_engine,         \
-     const void *attr))                                                                       \
-  F(int, primitive_attr_create, (void **attr))                                                \
-  F(int, primitive_attr_destroy, (void *attr))                                                \
-  F(int, primitive_attr_set_scratchpad_mode, (void *attr, int mode))                          \
-  F(int, primitive_attr_set_post_ops, (void *attr, const void *post_ops))                     \
-  F(int, post_ops_create, (void **post_ops))                                                  \
+#define COMMON(F)                                                                     \
+  F(int, engine_create, (void **engine, int kind, size_t index))                      \
+  F(int, stream_create, (void **stream, void *engine, unsigned flags))                \
+  F(int, stream_wait, (void *stream))                                                 \
+  F(int, stream_destroy, (void *stream))                                              \
+  F(int, memory_create, (void **memory, const void *md, void *engine, void *data))    \
+  F(int, memory_set_data_handle, (void *memory, void *data))                          \
+  F(int, memory_destroy, (void *memory))                                              \
+  F(size_t, memory_desc_get_size, (const void *md))                                   \
+  F(int, memory_desc_equal, (const void *a, const void *b))                           \
+  F(int, primitive_create, (void **primitive, const void *pd))                        \
+  F(int, primitive_execute,                                                           \
+    (const void *primitive, void *stream, int n, const orr_dnn_arg *args))            \
+  F(int, primitive_destroy, (void *primitive))                                        \
+  F(int, primitive_desc_destroy, (void *pd))                                          \
+  F(const void *, primitive_desc_query_md, (const void *pd, int what, int index))     \
+  F(int, reorder_primitive_desc_create,                                               \
+    (void **pd, const void *from, void *from_engine, const void *to, void *to_engine, \
+     const void *attr))                                                               \
+  F(int, primitive_attr_create, (void **attr))                                        \
+  F(int, primitive_attr_destroy, (void *attr))                                        \
+  F(int, primitive_attr_set_scratchpad_mode, (void *attr, int mode))                  \
+  F(int, primitive_attr_set_post_ops, (void *attr, const void *post_ops))             \
+  F(int, post_ops_create, (void **post_ops))                                          \
   F(int, post_ops_destroy, (void *post_ops))
 
 typedef const int64_t *dims;
@@ -69,30 +69,30 @@ typedef const int64_t *dims;
     (void *op, int alg, const void *src, const void *dst, dims stride, dims kernel,           \
      dims dilation, dims low, dims high))
 
-#define VERSION_3(F)                                                                          \
-  F(int, memory_desc_create_with_strides,                                                     \
-    (void **md, int n, dims shape, int dtype, dims stride))                                   \
-  F(int, memory_desc_create_with_tag, (void **md, int n, dims shape, int dtype, int tag))     \
-  F(int, memory_desc_destroy, (void *md))                                                     \
-  F(int, matmul_primitive_desc_create,                                                        \
-    (void **pd, void *engine, const void *src, const void *weights, const void *bias,         \
-     const void *dst, const void *attr))                                                      \
-  F(int, convolution_forward_primitive_desc_create,                                           \
-    (void **pd, void *engine, int prop, int alg, const void *src, const void *weights,        \
-     const void *bias, const void *dst, dims stride, dims dilation, dims low, dims high,      \
-     const void *attr))                                                                       \
-  F(int, convolution_backward_data_primitive_desc_create,                                     \
-    (void **pd, void *engine, int alg, const void *src, const void *weights, const void *dst, \
-     dims stride, dims dilation, dims low, dims high, const void *hint, const void *attr))    \
-  F(int, convolution_backward_weights_primitive_desc_create,                                  \
-    (void **pd, void *engine, int alg, const void *src, const void *weights,                  \
-     const void *bias, const void *dst, dims stride, dims dilation, dims low, dims high,      \
-     const void *hint, const void *attr))                                                     \
-  F(int, pooling_forward_primitive_desc_create,                                               \
-    (void **pd, void *engine, int prop, int alg, const void *src, const void *dst,            \
-     dims stride, dims kernel, dims dilation, dims low, dims high, const void *attr))         \
-  F(int, pooling_backward_primitive_desc_create,                                              \
-    (void **pd, void *engine, int alg, const void *src, const void *dst, dims stride,         \
+#define VERSION_3(F)                                                                           \
+  F(int, memory_desc_create_with_strides,                                                      \
+    (void **md, int n, dims shape, int dtype, dims stride))                                    \
+  F(int, memory_desc_create_with_tag, (void **md, int n, dims shape, int dtype, int tag))      \
+  F(int, memory_desc_destroy, (void *md))                                                      \
+  F(int, matmul_primitive_desc_create,                                                         \
+    (void **pd, void *engine, const void *src, const void *weights, const void *bias,          \
+     const void *dst, const void *attr))                                                       \
+  F(int, convolution_forward_primitive_desc_create,                                            \
+    (void **pd, void *engine, int prop, int alg, const void *src, const void *weights,         \
+     const void *bias, const void *dst, dims stride, dims dilation, dims low, dims high,       \
+     const void *attr))                                                                        \
+  F(int, convolution_backward_data_primitive_desc_create,                                      \
+    (void **pd, void *engine, int alg, const void *src, const void *weights, const void *dst,  \
+     dims stride, dims dilation, dims low, dims high, const void *hint, const void *attr))     \
+  F(int, convolution_backward_weights_primitive_desc_create,                                   \
+    (void **pd, void *engine, int alg, const void *src, const void *weights, const void *bias, \
+     const void *dst, dims stride, dims dilation, dims low, dims high, const void *hint,       \
+     const void *attr))                                                                        \
+  F(int, pooling_forward_primitive_desc_create,                                                \
+    (void **pd, void *engine, int prop, int alg, const void *src, const void *dst,             \
+     dims stride, dims kernel, dims dilation, dims low, dims high, const void *attr))          \
+  F(int, pooling_backward_primitive_desc_create,                                               \
+    (void **pd, void *engine, int alg, const void *src, const void *dst, dims stride,          \
      dims kernel, dims dilation, dims low, dims high, const void *hint, const void *attr))
 
 #define MEMBER(result, name, args) result(*name) args;
@@ -179,19 +179,19 @@ const char *orr_onednn_version(void) { return orr_dnn_load() ? lib.version : "";
 
 const char *orr_dnn_word(int status) {
   switch (status) {
-  case DNN_OUT_OF_MEMORY: return "out of memory";
-  case DNN_INVALID_ARGUMENTS: return "invalid arguments";
-  case DNN_UNIMPLEMENTED: return "not implemented";
-  default: return "runtime error";
+    case DNN_OUT_OF_MEMORY: return "out of memory";
+    case DNN_INVALID_ARGUMENTS: return "invalid arguments";
+    case DNN_UNIMPLEMENTED: return "not implemented";
+    default: return "runtime error";
   }
 }
 
 int orr_dnn_dtype(orr_dtype dtype) {
   switch (dtype) {
-  case ORR_F32: return DNN_F32;
-  case ORR_BF16: return DNN_BF16;
-  case ORR_F16: return DNN_F16;
-  default: return 0;
+    case ORR_F32: return DNN_F32;
+    case ORR_BF16: return DNN_BF16;
+    case ORR_F16: return DNN_F16;
+    default: return 0;
   }
 }
 
@@ -248,9 +248,9 @@ static const void *md_of(const orr_dnn_md *md) { return md ? md->ptr : NULL; }
 
 static int pool_algorithm(orr_onednn_pool_kind kind) {
   switch (kind) {
-  case ORR_ONEDNN_POOL_MAX: return 511;
-  case ORR_ONEDNN_POOL_MEAN_PADDED: return 767;
-  default: return 1023;
+    case ORR_ONEDNN_POOL_MAX: return 511;
+    case ORR_ONEDNN_POOL_MEAN_PADDED: return 767;
+    default: return 1023;
   }
 }
 
@@ -262,28 +262,26 @@ static int pd_new_2(void **pd, const orr_dnn_op *op, const void *hint, const voi
   int conv = ALG_CONV_DIRECT, pool = pool_algorithm(op->pool), status = DNN_UNIMPLEMENTED;
   memset(desc, 0, sizeof desc);
   switch (op->kind) {
-  case ORR_DNN_MATMUL:
-    status = lib.matmul_desc_init(desc, src, weights, bias, dst);
-    break;
-  case ORR_DNN_CONV_FORWARD:
-    status = lib.dilated_convolution_forward_desc_init(desc, PROP_TRAINING, conv, src, weights,
-                                                       bias, dst, s, d, lo, hi);
-    break;
-  case ORR_DNN_CONV_BACKWARD_DATA:
-    status = lib.dilated_convolution_backward_data_desc_init(desc, conv, src, weights, dst, s,
-                                                             d, lo, hi);
-    break;
-  case ORR_DNN_CONV_BACKWARD_WEIGHTS:
-    status = lib.dilated_convolution_backward_weights_desc_init(desc, conv, src, weights, bias,
-                                                                dst, s, d, lo, hi);
-    break;
-  case ORR_DNN_POOL_FORWARD:
-    status = lib.pooling_v2_forward_desc_init(desc, PROP_TRAINING, pool, src, dst, s, k, d, lo,
-                                              hi);
-    break;
-  case ORR_DNN_POOL_BACKWARD:
-    status = lib.pooling_v2_backward_desc_init(desc, pool, src, dst, s, k, d, lo, hi);
-    break;
+    case ORR_DNN_MATMUL: status = lib.matmul_desc_init(desc, src, weights, bias, dst); break;
+    case ORR_DNN_CONV_FORWARD:
+      status = lib.dilated_convolution_forward_desc_init(desc, PROP_TRAINING, conv, src,
+                                                         weights, bias, dst, s, d, lo, hi);
+      break;
+    case ORR_DNN_CONV_BACKWARD_DATA:
+      status = lib.dilated_convolution_backward_data_desc_init(desc, conv, src, weights, dst, s,
+                                                               d, lo, hi);
+      break;
+    case ORR_DNN_CONV_BACKWARD_WEIGHTS:
+      status = lib.dilated_convolution_backward_weights_desc_init(desc, conv, src, weights,
+                                                                  bias, dst, s, d, lo, hi);
+      break;
+    case ORR_DNN_POOL_FORWARD:
+      status = lib.pooling_v2_forward_desc_init(desc, PROP_TRAINING, pool, src, dst, s, k, d,
+                                                lo, hi);
+      break;
+    case ORR_DNN_POOL_BACKWARD:
+      status = lib.pooling_v2_backward_desc_init(desc, pool, src, dst, s, k, d, lo, hi);
+      break;
   }
   if (status != DNN_SUCCESS) return status;
   return lib.primitive_desc_create(pd, desc, attr, lib.engine, hint);
@@ -295,23 +293,23 @@ static int pd_new_3(void **pd, const orr_dnn_op *op, const void *hint, const voi
   dims s = op->stride, k = op->kernel, d = op->dilation, lo = op->pad_low, hi = op->pad_high;
   int conv = ALG_CONV_DIRECT, pool = pool_algorithm(op->pool);
   switch (op->kind) {
-  case ORR_DNN_MATMUL:
-    return lib.matmul_primitive_desc_create(pd, lib.engine, src, weights, bias, dst, attr);
-  case ORR_DNN_CONV_FORWARD:
-    return lib.convolution_forward_primitive_desc_create(
-        pd, lib.engine, PROP_TRAINING, conv, src, weights, bias, dst, s, d, lo, hi, attr);
-  case ORR_DNN_CONV_BACKWARD_DATA:
-    return lib.convolution_backward_data_primitive_desc_create(
-        pd, lib.engine, conv, src, weights, dst, s, d, lo, hi, hint, attr);
-  case ORR_DNN_CONV_BACKWARD_WEIGHTS:
-    return lib.convolution_backward_weights_primitive_desc_create(
-        pd, lib.engine, conv, src, weights, bias, dst, s, d, lo, hi, hint, attr);
-  case ORR_DNN_POOL_FORWARD:
-    return lib.pooling_forward_primitive_desc_create(pd, lib.engine, PROP_TRAINING, pool, src,
-                                                     dst, s, k, d, lo, hi, attr);
-  case ORR_DNN_POOL_BACKWARD:
-    return lib.pooling_backward_primitive_desc_create(pd, lib.engine, pool, src, dst, s, k, d,
-                                                      lo, hi, hint, attr);
+    case ORR_DNN_MATMUL:
+      return lib.matmul_primitive_desc_create(pd, lib.engine, src, weights, bias, dst, attr);
+    case ORR_DNN_CONV_FORWARD:
+      return lib.convolution_forward_primitive_desc_create(
+          pd, lib.engine, PROP_TRAINING, conv, src, weights, bias, dst, s, d, lo, hi, attr);
+    case ORR_DNN_CONV_BACKWARD_DATA:
+      return lib.convolution_backward_data_primitive_desc_create(
+          pd, lib.engine, conv, src, weights, dst, s, d, lo, hi, hint, attr);
+    case ORR_DNN_CONV_BACKWARD_WEIGHTS:
+      return lib.convolution_backward_weights_primitive_desc_create(
+          pd, lib.engine, conv, src, weights, bias, dst, s, d, lo, hi, hint, attr);
+    case ORR_DNN_POOL_FORWARD:
+      return lib.pooling_forward_primitive_desc_create(pd, lib.engine, PROP_TRAINING, pool, src,
+                                                       dst, s, k, d, lo, hi, attr);
+    case ORR_DNN_POOL_BACKWARD:
+      return lib.pooling_backward_primitive_desc_create(pd, lib.engine, pool, src, dst, s, k, d,
+                                                        lo, hi, hint, attr);
   }
   return DNN_UNIMPLEMENTED;
 }

@@ -104,10 +104,8 @@ static orr_device *device_fill(int index, int id, orr_device_kind kind) {
     return d;
   }
   snprintf(d->name, sizeof d->name, id < 0 ? "cpu" : "cpu:%d", id);
-  if (index == 0)
-    orr_cpu_model(d->model, sizeof d->model);
-  else
-    snprintf(d->model, sizeof d->model, "%s", devices[0].model);
+  if (index == 0) orr_cpu_model(d->model, sizeof d->model);
+  else snprintf(d->model, sizeof d->model, "%s", devices[0].model);
   return d;
 }
 

@@ -1,6 +1,7 @@
 /* err.c: the per-thread message behind every orr_status.
  *
- * Invariant: a non-zero orr_status travels with exactly one message, set where the failure was seen.
+ * Invariant: a non-zero orr_status travels with exactly one message, set where the failure was
+ * seen.
  */
 #include "err.h"
 

@@ -1,5 +1,5 @@
-/* err.h: errors are values. A function that can fail returns orr_status; the words are kept beside
- * it, per thread, until the next failure.
+/* err.h: errors are values. A function that can fail returns orr_status; the words are kept
+ * beside it, per thread, until the next failure.
  * To add a kind of error: a row of orr_status in orrery.h.
  */
 #ifndef ORR_ERR_H

@@ -170,7 +170,7 @@ static orr_status fill_axis(orr_layout *l, int axis, const int64_t *given,
   int rows = bounds_rows(m, l->axis, axis), parts = m->size[axis];
   const int64_t *outer = l->axis[0].bounds;
   for (int r = 0; r < rows; r++) {
-    bool nested = is_nested(l->axis, axis);
+    bool nested = outer && is_nested(l->axis, axis);
     size_t at = (size_t)r * (size_t)(parts + 1);
     ORR_TRY(fill_row(nested ? outer[r] : 0, nested ? outer[r + 1] : shape[p->dim], parts,
                      given ? given + at : NULL, p, p->bounds + at));

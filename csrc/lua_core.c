@@ -81,7 +81,8 @@ int orr_lua_raise(lua_State *L, orr_status status) {
   lua_Debug ar;
   char place[160] = "";
   if (status == ORR_EINTERRUPT) orr_interrupt_clear();
-  if (find_frame(L, &ar)) snprintf(place, sizeof place, "%s:%d: ", ar.short_src, ar.currentline);
+  if (find_frame(L, &ar))
+    snprintf(place, sizeof place, "%s:%d: ", ar.short_src, ar.currentline);
   lua_pushfstring(L, "%s%s", place, orr_last_error());
   return lua_error(L);
 }
@@ -113,7 +114,8 @@ orr_tensor *orr_lua_test(lua_State *L, int index) {
 orr_tensor *orr_lua_check(lua_State *L, int index) {
   orr_tensor *t = orr_lua_test(L, index);
   if (!t)
-    orr_lua_error(L, "argument %d must be a tensor and is a %s", index, luaL_typename(L, index));
+    orr_lua_error(L, "argument %d must be a tensor and is a %s", index,
+                  luaL_typename(L, index));
   return t;
 }
 
@@ -175,8 +177,8 @@ static int tensor_metatable(lua_State *L) {
 
 static int is_tensor(lua_State *L) {
   const box *b = lua_touserdata(L, 1);
-  lua_pushboolean(L, lua_type(L, 1) == LUA_TUSERDATA && lua_rawlen(L, 1) == sizeof *b &&
-                         b->tag == &tag);
+  lua_pushboolean(
+      L, lua_type(L, 1) == LUA_TUSERDATA && lua_rawlen(L, 1) == sizeof *b && b->tag == &tag);
   return 1;
 }
 
@@ -230,13 +232,15 @@ __attribute__((visibility("default"))) int luaopen_orrery_core(lua_State *L);
 
 __attribute__((visibility("default"))) int luaopen_orrery_core(lua_State *L) {
   static int (*const parts[])(lua_State *) = {
-      orr_lua_open_op,    orr_lua_open_tensor, orr_lua_open_index, orr_lua_open_create,
-      orr_lua_open_device, orr_lua_open_tape,  orr_lua_open_place, orr_lua_open_optim,
+      orr_lua_open_op,     orr_lua_open_tensor, orr_lua_open_index,  orr_lua_open_create,
+      orr_lua_open_device, orr_lua_open_tape,   orr_lua_open_place,  orr_lua_open_optim,
       orr_lua_open_random, orr_lua_open_step,   orr_lua_open_record,
   };
-  static const luaL_Reg functions[] = {
-      {"is_tensor", is_tensor}, {"set_library", set_library},
-      {"tensor_metatable", tensor_metatable}, {"watch_layer", watch_layer}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"is_tensor", is_tensor},
+                                       {"set_library", set_library},
+                                       {"tensor_metatable", tensor_metatable},
+                                       {"watch_layer", watch_layer},
+                                       {NULL, NULL}};
   main_state = main_thread(L);
   running = main_state;
   orr_collect_hook = collect_garbage;

@@ -1,5 +1,5 @@
-/* lua_core.h: what the files of the binding share: tensors as userdata, errors at the user's line,
- * and reading of options.
+/* lua_core.h: what the files of the binding share: tensors as userdata, errors at the user's
+ * line, and reading of options.
  *
  * Invariant: a tensor userdata owns one reference, dropped by its collection. Every error that
  * leaves the binding starts with "file:line:" of the first frame outside the library.
@@ -17,7 +17,8 @@
 orr_tensor *orr_lua_test(lua_State *L, int index);
 orr_tensor *orr_lua_check(lua_State *L, int index);
 void orr_lua_push(lua_State *L, orr_tensor *take_t);
-/* Says which state calls, for the line of queued work; reading a tensor argument says it too. */
+/* Says which state calls, for the line of queued work; reading a tensor argument says it
+ * too. */
 void orr_lua_enter(lua_State *L);
 /* Raises the failure in hand; a message given by orr_fail. Returns never. */
 int orr_lua_raise(lua_State *L, orr_status status);

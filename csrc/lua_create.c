@@ -1,7 +1,7 @@
 /* lua_create.c: new tensors from Lua values and from nothing.
  *
- * Invariant: sizes come first, then one table of options {dtype=, device=, requires_grad=}; what a
- * nested table holds is checked before anything is made.
+ * Invariant: sizes come first, then one table of options {dtype=, device=, requires_grad=};
+ * what a nested table holds is checked before anything is made.
  * To add a creator: read its numbers, then orr_lua_create_options, then orr_create.
  */
 #include <math.h>
@@ -67,8 +67,9 @@ void orr_lua_options_read(lua_State *L, int index, orr_dtype dtype, orr_lua_opti
 static int64_t size_at(lua_State *L, int index) {
   double v = lua_tonumber(L, index);
   if (lua_type(L, index) != LUA_TNUMBER || v != floor(v) || v < 0)
-    orr_lua_error(L, "a size must be a whole number of at least 0, got %s",
-                  lua_type(L, index) == LUA_TNUMBER ? "another number" : luaL_typename(L, index));
+    orr_lua_error(
+        L, "a size must be a whole number of at least 0, got %s",
+        lua_type(L, index) == LUA_TNUMBER ? "another number" : luaL_typename(L, index));
   return (int64_t)v;
 }
 
@@ -99,7 +100,8 @@ void orr_lua_push_new(lua_State *L, orr_tensor *take_t, const orr_lua_options *o
   orr_lua_push(L, take_t);
 }
 
-static int make(lua_State *L, const orr_op *op, const orr_lua_options *o, const orr_args *args) {
+static int make(lua_State *L, const orr_op *op, const orr_lua_options *o,
+                const orr_args *args) {
   orr_tensor *t;
   orr_lua_try(L, orr_create(op, &o->meta, o->layout, args, &t));
   orr_lua_push_new(L, t, o);
@@ -195,7 +197,8 @@ static void store(void *data, orr_dtype dtype, int64_t at, double v) {
 }
 
 /* Copies the table at the top into data; `at` counts elements. */
-static void nested_fill(lua_State *L, const orr_meta *meta, int depth, void *data, int64_t *at) {
+static void nested_fill(lua_State *L, const orr_meta *meta, int depth, void *data,
+                        int64_t *at) {
   if (depth == meta->ndim) {
     int type = lua_type(L, -1);
     if (type != LUA_TNUMBER && type != LUA_TBOOLEAN)
@@ -206,7 +209,8 @@ static void nested_fill(lua_State *L, const orr_meta *meta, int depth, void *dat
     return;
   }
   if (!lua_istable(L, -1) || (int64_t)lua_rawlen(L, -1) != meta->shape[depth])
-    orr_lua_error(L, "tensor: ragged table: dimension %d has %lld in one row and %lld in another",
+    orr_lua_error(L,
+                  "tensor: ragged table: dimension %d has %lld in one row and %lld in another",
                   depth + 1, (long long)meta->shape[depth],
                   lua_istable(L, -1) ? (long long)lua_rawlen(L, -1) : 0LL);
   for (int64_t k = 1; k <= meta->shape[depth]; k++) {
@@ -219,8 +223,9 @@ static void nested_fill(lua_State *L, const orr_meta *meta, int depth, void *dat
 
 /* The widest dtype that Lua numbers come in on their way to `dtype`. */
 static orr_dtype staging(orr_dtype dtype) {
-  return dtype == ORR_F32 || dtype == ORR_F64 ? dtype : orr_dtype_is_float(dtype) ? ORR_F32
-                                                                                  : ORR_I64;
+  return dtype == ORR_F32 || dtype == ORR_F64 ? dtype
+         : orr_dtype_is_float(dtype)          ? ORR_F32
+                                              : ORR_I64;
 }
 
 /* Brings a host tensor to the dtype and device asked for; takes it. */
@@ -306,10 +311,15 @@ static int from_bytes(lua_State *L) {
 }
 
 int orr_lua_open_create(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"zeros", zeros},   {"ones", ones},         {"full", full}, {"arange", arange},
-      {"linspace", linspace}, {"eye", eye},       {"tensor", tensor},
-      {"from_bytes", from_bytes}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"zeros", zeros},
+                                       {"ones", ones},
+                                       {"full", full},
+                                       {"arange", arange},
+                                       {"linspace", linspace},
+                                       {"eye", eye},
+                                       {"tensor", tensor},
+                                       {"from_bytes", from_bytes},
+                                       {NULL, NULL}};
   static const luaL_Reg methods[] = {{"zeros_like", zeros_like},
                                      {"ones_like", ones_like},
                                      {"full_like", full_like},

@@ -31,8 +31,8 @@ static int devices(lua_State *L) {
     set_string(L, "model", d->model);
     if (d->limit) set_number(L, "limit", (double)d->limit);
     set_number(L, "total", (double)(d->limit ? (int64_t)d->limit : orr_host_memory(false)));
-    set_number(L, "free", (double)(d->limit ? (int64_t)(d->limit - d->live)
-                                            : orr_host_memory(true)));
+    set_number(L, "free",
+               (double)(d->limit ? (int64_t)(d->limit - d->live) : orr_host_memory(true)));
     lua_pushinteger(L, d->threads);
     lua_setfield(L, -2, "threads");
     lua_rawseti(L, -2, k + 1);
@@ -166,9 +166,11 @@ static int timeline_event(lua_State *L) {
   return 9;
 }
 
-/* mark(stage, micro, backward): where in a step what is issued from now on belongs; mark(): nowhere. */
+/* mark(stage, micro, backward): where in a step what is issued from now on belongs; mark():
+ * nowhere. */
 static int mark(lua_State *L) {
-  orr_mark m = {(int)luaL_optinteger(L, 1, 0), (int)luaL_optinteger(L, 2, 0), lua_toboolean(L, 3)};
+  orr_mark m = {(int)luaL_optinteger(L, 1, 0), (int)luaL_optinteger(L, 2, 0),
+                lua_toboolean(L, 3)};
   orr_timeline_mark(&m);
   return 0;
 }

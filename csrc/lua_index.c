@@ -55,7 +55,8 @@ static int set_field(lua_State *L, orr_tensor *t, const char *name) {
     return orr_lua_error(L, "only floating-point tensors can require grad, not %s",
                          orr_dtype_name(t->meta.dtype));
   if (!on && t->node)
-    return orr_lua_error(L, "requires_grad: the tensor was computed from others; use x:detach()");
+    return orr_lua_error(L,
+                         "requires_grad: the tensor was computed from others; use x:detach()");
   orr_tensor_require_grad(t, on);
   return 0;
 }
@@ -65,7 +66,8 @@ static int set_field(lua_State *L, orr_tensor *t, const char *name) {
 static int64_t index_at(lua_State *L, int at, int64_t n, int d) {
   double v = lua_tonumber(L, at);
   if (lua_type(L, at) != LUA_TNUMBER || v != floor(v))
-    orr_lua_error(L, "index of dimension %d must be a whole number, a range {a, b} or {}", d + 1);
+    orr_lua_error(L, "index of dimension %d must be a whole number, a range {a, b} or {}",
+                  d + 1);
   int64_t i = (int64_t)v;
   if (i < 0) i += n + 1;
   if (i < 1 || i > n)
@@ -94,7 +96,8 @@ static void select_one(lua_State *L, orr_tensor **t, int d, int64_t i) {
   step(L, t, &orr_op_squeeze, &dim);
 }
 
-/* Checks a whole table index before any view is made; [d][0..1] = first, last; last 0: select. */
+/* Checks a whole table index before any view is made; [d][0..1] = first, last; last 0:
+ * select. */
 static int read_ranges(lua_State *L, const orr_tensor *t, int64_t (*range)[2]) {
   int n = (int)lua_rawlen(L, 2);
   if (n > t->meta.ndim)
@@ -137,8 +140,9 @@ static orr_tensor *view_of(lua_State *L, orr_tensor *t) {
     orr_tensor *in[2] = {t, idx}, *y;
     orr_args dim = {.i = {0}};
     if (idx->meta.dtype == ORR_BOOL)
-      orr_lua_error(L, "a mask cannot index: the result's size would depend on values; use "
-                       "orrery.where, x:masked_fill, or x * mask");
+      orr_lua_error(L,
+                    "a mask cannot index: the result's size would depend on values; use "
+                    "orrery.where, x:masked_fill, or x * mask");
     orr_lua_try(L, orr_dispatch(orr_op_find("index_select"), in, 2, &dim, false, &y));
     return y;
   }
@@ -176,8 +180,10 @@ static int set(lua_State *L) {
   if (!value && lua_type(L, 3) != LUA_TNUMBER && lua_type(L, 3) != LUA_TBOOLEAN)
     return orr_lua_error(L, "x[...] = value needs a number or a tensor, not a %s",
                          luaL_typename(L, 3));
-  if (orr_lua_test(L, 2)) return orr_lua_error(L, "a tensor of indices cannot be assigned through; "
-                                                  "use x:scatter_add or x:index_add");
+  if (orr_lua_test(L, 2))
+    return orr_lua_error(L,
+                         "a tensor of indices cannot be assigned through; "
+                         "use x:scatter_add or x:index_add");
   orr_tensor *view = view_of(L, t), *in[2] = {view, value};
   orr_args args = {.f = {lua_isboolean(L, 3) ? lua_toboolean(L, 3) : lua_tonumber(L, 3)}};
   orr_status status = value ? orr_dispatch(&orr_op_copy_, in, 2, NULL, true, &out)

@@ -56,7 +56,8 @@ static struct {
   char **rl_line_buffer;
 } rl;
 
-#define SYMBOL(name) {#name, offsetof(__typeof__(rl), name)}
+#define SYMBOL(name) \
+  { #name, offsetof(__typeof__(rl), name) }
 static const struct symbol {
   const char *name;
   size_t offset;
@@ -80,7 +81,10 @@ static const struct symbol {
 #undef SYMBOL
 
 static const char *const libraries[] = {
-    "libreadline.so.8", "libreadline.so.7", "libreadline.so", "libreadline.8.dylib",
+    "libreadline.so.8",
+    "libreadline.so.7",
+    "libreadline.so",
+    "libreadline.8.dylib",
 };
 
 /* One state reads lines and takes interrupts: the one that read or installed last. */

@@ -1,4 +1,5 @@
-/* lua_line.h: the terminal's side of the module: line editing, Ctrl-C, terminal detection, a clock.
+/* lua_line.h: the terminal's side of the module: line editing, Ctrl-C, terminal detection, a
+ * clock.
  * To add a function: its row in lua_line.c's table.
  */
 #ifndef ORR_LUA_LINE_H

@@ -28,7 +28,7 @@ typedef struct reading {
   orr_args args;
   orr_tensor *owned[4]; /* numbers made tensors */
   int n_owned;
-  const orr_op *op;     /* changes to the scalar form */
+  const orr_op *op; /* changes to the scalar form */
 } reading;
 
 static int fail(reading *r, int arg, const char *want) {
@@ -73,7 +73,8 @@ static int read_list(reading *r, int arg, bool dims) {
     if (table) lua_rawgeti(L, arg, k);
     else lua_pushvalue(L, arg + k - 1);
     double v = lua_tonumber(L, -1);
-    if (lua_type(L, -1) != LUA_TNUMBER || v != floor(v)) fail(r, arg, "a list of whole numbers");
+    if (lua_type(L, -1) != LUA_TNUMBER || v != floor(v))
+      fail(r, arg, "a list of whole numbers");
     lua_pop(L, 1);
     put_integer(r, dims ? to_dim(r, arg, v, 0) : (int64_t)v);
     n++;
@@ -199,8 +200,8 @@ static int push_results(lua_State *L, const binding *b, orr_tensor **out) {
 static int run(reading *r) {
   orr_tensor *out[ORR_MAX_OUT] = {NULL};
   bool has_args = r->n_i || r->n_f || r->op != r->b->op;
-  orr_status status = orr_dispatch(r->op, r->in, r->n_in, has_args ? &r->args : NULL,
-                                   r->b->in_place, out);
+  orr_status status =
+      orr_dispatch(r->op, r->in, r->n_in, has_args ? &r->args : NULL, r->b->in_place, out);
   for (int k = 0; k < r->n_owned; k++) orr_tensor_free(r->owned[k]);
   if (status) return orr_lua_raise(r->L, status);
   return push_results(r->L, r->b, out);
@@ -246,7 +247,8 @@ static void set_both(lua_State *L, int methods, int module, const char *name) {
   lua_setfield(L, module, name);
 }
 
-/* op_table(): {name, args, in_place} of every op that has a Lua form, in the order of the table. */
+/* op_table(): {name, args, in_place} of every op that has a Lua form, in the order of the
+ * table. */
 static int op_table(lua_State *L) {
   lua_newtable(L);
   for (int k = 0, n = 0; k < orr_op_count(); k++) {

@@ -1,10 +1,10 @@
 /* lua_open.c: what `require "orrery.core"` opens; it opens the engine, libcore.so, beside it.
  *
  * Two files, because the OpenMP runtime reads its environment once, when it is loaded: before
- * the first line of any library that is linked to it. Idle OpenMP threads must sleep, for waiting
- * ones burn the cores that devices need (docs/design.md); but not at once: ops follow each other
- * within microseconds, so a helper first looks for more work for a fraction of a millisecond. A
- * value set by the user stays.
+ * the first line of any library that is linked to it. Idle OpenMP threads must sleep, for
+ * waiting ones burn the cores that devices need (docs/design.md); but not at once: ops follow
+ * each other within microseconds, so a helper first looks for more work for a fraction of a
+ * millisecond. A value set by the user stays.
  * Invariant: this file links to neither the engine nor OpenMP; the engine is never unloaded,
  * since its threads may outlive a Lua state.
  * To set another variable for the engine: beside OMP_WAIT_POLICY.

@@ -1,8 +1,10 @@
-/* lua_optim.c: the optimiser steps, grad_norm, scale_ and all_finite, over Lua lists of tensors.
+/* lua_optim.c: the optimiser steps, grad_norm, scale_ and all_finite, over Lua lists of
+ * tensors.
  *
- * Invariant: lists are read before anything runs, so a wrong element changes nothing; a steady step
- * makes no garbage. The tables keep their tensors alive.
- * To add an optimiser: read its lists by `lists`, then its numbers in the order of the Lua call.
+ * Invariant: lists are read before anything runs, so a wrong element changes nothing; a steady
+ * step makes no garbage. The tables keep their tensors alive.
+ * To add an optimiser: read its lists by `lists`, then its numbers in the order of the Lua
+ * call.
  */
 #include <stdlib.h>
 
@@ -136,9 +138,13 @@ static int all_finite(lua_State *L) {
 }
 
 int orr_lua_open_optim(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"sgd_", sgd_},     {"adam_", adam_},           {"rmsprop_", rmsprop_}, {"grad_norm", grad_norm},
-      {"scale_", scale_}, {"all_finite", all_finite}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"sgd_", sgd_},
+                                       {"adam_", adam_},
+                                       {"rmsprop_", rmsprop_},
+                                       {"grad_norm", grad_norm},
+                                       {"scale_", scale_},
+                                       {"all_finite", all_finite},
+                                       {NULL, NULL}};
   luaL_setfuncs(L, functions, 0);
   return 0;
 }

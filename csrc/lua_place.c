@@ -14,7 +14,7 @@
 /* mesh({names}, {sizes}, {device names}) */
 static int mesh(lua_State *L) {
   const char *name[ORR_MAX_AXES];
-  int size[ORR_MAX_AXES], device[ORR_MAX_DEVICES];
+  int size[ORR_MAX_AXES], device[ORR_MAX_DEVICES] = {0};
   int n_axes = (int)lua_rawlen(L, 1), n = (int)lua_rawlen(L, 3);
   if (n_axes > ORR_MAX_AXES || n > ORR_MAX_DEVICES)
     return orr_lua_error(L, "a mesh has at most %d axes and %d devices", ORR_MAX_AXES,
@@ -70,7 +70,8 @@ static int mesh_of(lua_State *L) {
 }
 
 /* Words from index `first` on, one an axis (one word serves all); owned layout. */
-static orr_layout *read_layout(lua_State *L, int first, const orr_mesh *m, const orr_tensor *t) {
+static orr_layout *read_layout(lua_State *L, int first, const orr_mesh *m,
+                               const orr_tensor *t) {
   orr_place place[ORR_MAX_AXES];
   int given = lua_gettop(L) - first + 1;
   if (given < 1 || (given > 1 && given != m->n_axes))
@@ -100,8 +101,9 @@ static int push_moved(lua_State *L, orr_tensor *t, orr_layout *take_layout) {
 static int redistribute(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1);
   if (orr_tensor_is_single(t))
-    return orr_lua_error(L, "redistribute: the tensor is on one device, %s; place it by a plan "
-                            "first",
+    return orr_lua_error(L,
+                         "redistribute: the tensor is on one device, %s; place it by a plan "
+                         "first",
                          orr_tensor_device(t, 0)->name);
   return push_moved(L, t, read_layout(L, 2, t->layout->mesh, t));
 }
@@ -114,8 +116,9 @@ static int distribute(lua_State *L) {
   return push_moved(L, t, read_layout(L, 3, m, t));
 }
 
-/* all_reduce_(x): sums the shards of a partial tensor in place, over every partial axis; the replicated
- * tensor on the same memory. x itself keeps its label and is not to be used again. */
+/* all_reduce_(x): sums the shards of a partial tensor in place, over every partial axis; the
+ * replicated tensor on the same memory. x itself keeps its label and is not to be used
+ * again. */
 static int all_reduce_(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1), *y;
   orr_place place[ORR_MAX_AXES];
@@ -173,7 +176,7 @@ static int from_shards(lua_State *L) {
   orr_tensor **part = orr_lua_list(L, 3, &n);
   lua_insert(L, 1);
   if (n != m->n) return orr_lua_error(L, "from_shards: %d tensors for %d devices", n, m->n);
-  orr_tensor whole = {.meta = part[0]->meta}, *y;
+  orr_tensor whole = {.meta = part[0]->meta}, *y = NULL;
   whole.meta.ndim = (int)lua_rawlen(L, 3);
   for (int k = 0; k < whole.meta.ndim; k++) {
     lua_rawgeti(L, 3, k + 1);
@@ -271,7 +274,8 @@ static orr_layout *layout_at(lua_State *L, int index, const orr_tensor *t) {
   return layout;
 }
 
-/* set_sharding(parameter, {words where ops see it} or nil, {words of its gradient and state} or nil) */
+/* set_sharding(parameter, {words where ops see it} or nil, {words of its gradient and state} or
+ * nil) */
 static int set_sharding(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1);
   orr_layout_free(t->use_layout);
@@ -282,7 +286,8 @@ static int set_sharding(lua_State *L) {
   return 0;
 }
 
-/* state_like(parameter): zeros where its optimizer state stands; f32 where it is in half precision. */
+/* state_like(parameter): zeros where its optimizer state stands; f32 where it is in half
+ * precision. */
 static int state_like(lua_State *L) {
   orr_tensor *p = orr_lua_check(L, 1), *y;
   orr_args args = {.f = {0}};

@@ -101,10 +101,8 @@ static int push_child(lua_State *L, const char *kind, int index, int i) {
     lua_pushstring(L, plan->text);
   } else if (lua_type(L, index) == LUA_TSTRING) {
     const char *text = lua_tostring(L, index);
-    if (wants_quotes(text))
-      lua_pushfstring(L, "\"%s\"", text);
-    else
-      lua_pushvalue(L, index);
+    if (wants_quotes(text)) lua_pushfstring(L, "\"%s\"", text);
+    else lua_pushvalue(L, index);
   } else if (lua_isinteger(L, index) && lua_tonumber(L, index) >= 0 &&
              lua_tonumber(L, index) <= 65535) {
     lua_pushfstring(L, "%d", (int)lua_tointeger(L, index));
@@ -266,10 +264,8 @@ static int plan_eq(lua_State *L) {
 static void push_leaf(lua_State *L, const orr_plan_node *leaf) {
   char name[96];
   orr_plan_device_text(leaf, name, sizeof name);
-  if (leaf->naming == ORR_PLAN_BUS)
-    lua_pushstring(L, leaf->id);
-  else
-    lua_pushstring(L, name);
+  if (leaf->naming == ORR_PLAN_BUS) lua_pushstring(L, leaf->id);
+  else lua_pushstring(L, name);
 }
 
 static int add_devices(lua_State *L, const orr_plan_node *node, int n) {
@@ -303,12 +299,9 @@ static void push_value(lua_State *L, orr_plan_option option, const orr_plan_valu
     case ORR_PLAN_WORD: lua_pushstring(L, value->text); return;
     case ORR_PLAN_PATTERN: break;
   }
-  if (!strcmp(value->text, "true"))
-    lua_pushboolean(L, 1);
-  else if (!strcmp(value->text, "false"))
-    lua_pushboolean(L, 0);
-  else
-    lua_pushstring(L, value->text);
+  if (!strcmp(value->text, "true")) lua_pushboolean(L, 1);
+  else if (!strcmp(value->text, "false")) lua_pushboolean(L, 0);
+  else lua_pushstring(L, value->text);
 }
 
 static void push_options(lua_State *L, const orr_plan_value *options) {
@@ -358,10 +351,8 @@ static void push_stage(lua_State *L, const orr_plan_stage *stage, const orr_plan
   lua_setfield(L, -2, "axes");
   lua_createtable(L, stage->n_devices, 0);
   for (int i = 0; i < stage->n_devices; i++) {
-    if (place)
-      lua_pushfstring(L, "%s:%d", place[i].kind, place[i].id);
-    else
-      push_leaf(L, stage->leaf[i]);
+    if (place) lua_pushfstring(L, "%s:%d", place[i].kind, place[i].id);
+    else push_leaf(L, stage->leaf[i]);
     lua_rawseti(L, -2, i + 1);
   }
   lua_setfield(L, -2, "devices");

@@ -1,8 +1,8 @@
-/* lua_random.c: rand, randn, randint, bernoulli, randperm, permutation; the seed, the streams and
- * the state.
+/* lua_random.c: rand, randn, randint, bernoulli, randperm, permutation; the seed, the streams
+ * and the state.
  *
- * Invariant: a creator counts one draw of the stream in use; permutation counts none. The state is
- * one plain table, which a checkpoint holds as it is.
+ * Invariant: a creator counts one draw of the stream in use; permutation counts none. The state
+ * is one plain table, which a checkpoint holds as it is.
  * To add a creator: its numbers into args, then `create`.
  */
 #include <math.h>
@@ -161,7 +161,8 @@ static int set_random_state(lua_State *L) {
   for (int k = 0; k < ORR_N_STREAMS; k++) {
     lua_getfield(L, 1, orr_random_stream_names[k]);
     if (!lua_istable(L, -1))
-      return orr_lua_error(L, "the random state lacks the stream %s", orr_random_stream_names[k]);
+      return orr_lua_error(L, "the random state lacks the stream %s",
+                           orr_random_stream_names[k]);
     s.stream[k].step = get_count(L, "step");
     s.stream[k].call = get_count(L, "call");
     lua_pop(L, 1);

@@ -36,7 +36,8 @@ static int number_of(lua_State *L, const orr_tensor *t) {
   return id;
 }
 
-/* Fields `name` (numbers of tensors, false where absent) and `labels` of the call at the top. */
+/* Fields `name` (numbers of tensors, false where absent) and `labels` of the call at the
+ * top. */
 static void push_side(lua_State *L, const orr_record *r, int first, int n, const char *name,
                       const char *labels) {
   lua_createtable(L, n, 0);

@@ -1,4 +1,5 @@
-/* lua_step.c: what lua/orrery/parallel/step.lua asks of the engine: backward in pieces, the stage being run, random positions, statistics of a step.
+/* lua_step.c: what lua/orrery/parallel/step.lua asks of the engine: backward in pieces, the
+ * stage being run, random positions, statistics of a step.
  *
  * Invariant: a backward that was started is ended by its userdata's collection at the latest.
  * To add a function: its row at the end.
@@ -21,7 +22,8 @@ static int backward_start(lua_State *L) {
   orr_layout *layout =
       mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]);
   if (orr_tensor_numel(loss) != 1)
-    return orr_lua_error(L, "the criterion must give one number, a mean or a sum over the samples");
+    return orr_lua_error(
+        L, "the criterion must give one number, a mean or a sum over the samples");
   orr_lua_try(L, orr_create(&orr_op_full, &loss->meta, layout, &value, &seed));
   orr_status status = orr_backward_start(loss, seed, r);
   orr_tensor_free(seed);
@@ -63,7 +65,8 @@ static int set_stage(lua_State *L) {
   return 0;
 }
 
-/* random_position(): calls of the dropout and the user stream; random_position(d, u) sets them. */
+/* random_position(): calls of the dropout and the user stream; random_position(d, u) sets
+ * them. */
 static int random_position(lua_State *L) {
   orr_random_state s = orr_random_get();
   lua_pushnumber(L, (lua_Number)s.stream[ORR_STREAM_DROPOUT].call);
@@ -109,18 +112,13 @@ static int hold_statistics(lua_State *L) {
 }
 
 int orr_lua_open_step(lua_State *L) {
-  static const luaL_Reg functions[] = {{"backward_start", backward_start},
-                                       {"backward_until", backward_until},
-                                       {"backward_end", backward_end},
-                                       {"flush_gradients", flush_gradients},
-                                       {"drop_gradients", drop_gradients},
-                                       {"set_stage", set_stage},
-                                       {"random_position", random_position},
-                                       {"random_micro", random_micro},
-                                       {"random_micro_now", random_micro_now},
-                                       {"defer_statistics", defer_statistics},
-                                       {"hold_statistics", hold_statistics},
-                                       {NULL, NULL}};
+  static const luaL_Reg functions[] = {
+      {"backward_start", backward_start},     {"backward_until", backward_until},
+      {"backward_end", backward_end},         {"flush_gradients", flush_gradients},
+      {"drop_gradients", drop_gradients},     {"set_stage", set_stage},
+      {"random_position", random_position},   {"random_micro", random_micro},
+      {"random_micro_now", random_micro_now}, {"defer_statistics", defer_statistics},
+      {"hold_statistics", hold_statistics},   {NULL, NULL}};
   luaL_setfuncs(L, functions, 0);
   luaL_newmetatable(L, RUN);
   lua_pushcfunction(L, backward_end);

@@ -1,7 +1,7 @@
 /* lua_tape.c: backward, gradients, no_grad, hooks and custom functions.
  *
- * Invariant: the grad mode that a function sets is put back however it ends. Lua functions that the
- * tape must call live in the registry, released with the tensor or node that holds them.
+ * Invariant: the grad mode that a function sets is put back however it ends. Lua functions that
+ * the tape must call live in the registry, released with the tensor or node that holds them.
  * To add a function: its row at the end.
  */
 #include <stdlib.h>
@@ -28,7 +28,8 @@ static int backward(lua_State *L) {
   return 0;
 }
 
-/* grad(y, {x, ...}, {create_graph=, retain=, grad=}): a table of gradients, false where none. */
+/* grad(y, {x, ...}, {create_graph=, retain=, grad=}): a table of gradients, false where
+ * none. */
 static int grad(lua_State *L) {
   orr_tensor *y = orr_lua_check(L, 1), *g = NULL;
   bool retain = false, create_graph = false;
@@ -42,11 +43,13 @@ static int grad(lua_State *L) {
     create_graph = lua_toboolean(L, -2);
     if (!lua_isnil(L, -1)) g = orr_lua_check(L, -1);
   }
-  if (!lua_istable(L, 2)) return orr_lua_error(L, "grad: the second argument is a list of tensors");
+  if (!lua_istable(L, 2))
+    return orr_lua_error(L, "grad: the second argument is a list of tensors");
   orr_tensor **x = orr_lua_list(L, 2, &n);
   orr_tensor **gx = lua_newuserdata(L, (size_t)(n + 1) * sizeof *gx);
   for (int k = 0; k < n; k++)
-    if (!x[k]->requires_grad) return orr_lua_error(L, "grad: tensor %d does not require grad", k + 1);
+    if (!x[k]->requires_grad)
+      return orr_lua_error(L, "grad: tensor %d does not require grad", k + 1);
   orr_lua_try(L, orr_grad_of(&y, 1, g ? &g : NULL, x, n, retain, create_graph, gx));
   lua_createtable(L, n, 0);
   for (int k = 0; k < n; k++) {
@@ -78,8 +81,8 @@ static int hold(lua_State *L) {
 /* ---- hooks: a reference to a Lua function g -> new g or nil, made in tensor.lua ---- */
 
 static orr_status lua_failure(lua_State *L) {
-  orr_status status = orr_fail(ORR_EARG, "%s", lua_tostring(L, -1) ? lua_tostring(L, -1)
-                                                                   : "(error is not a string)");
+  orr_status status = orr_fail(
+      ORR_EARG, "%s", lua_tostring(L, -1) ? lua_tostring(L, -1) : "(error is not a string)");
   lua_pop(L, 1);
   return status;
 }
@@ -109,7 +112,8 @@ static int set_hook(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1);
   int old = orr_tape_hooks(t);
   luaL_checktype(L, 2, LUA_TFUNCTION);
-  if (!t->requires_grad) return orr_lua_error(L, "register_hook: the tensor does not require grad");
+  if (!t->requires_grad)
+    return orr_lua_error(L, "register_hook: the tensor does not require grad");
   if (old) luaL_unref(L, LUA_REGISTRYINDEX, old);
   lua_settop(L, 2);
   orr_tape_set_hooks(t, luaL_ref(L, LUA_REGISTRYINDEX));
@@ -125,7 +129,8 @@ static int get_hook(lua_State *L) {
 
 /* ---- custom: record(inputs, outputs, f); f(gy...) gives gx... ---- */
 
-static orr_status run_custom(void *state, int n_out, orr_tensor **gy, int n_in, orr_tensor **gx) {
+static orr_status run_custom(void *state, int n_out, orr_tensor **gy, int n_in,
+                             orr_tensor **gx) {
   lua_State *L = orr_lua_running();
   int top = lua_gettop(L);
   luaL_checkstack(L, n_out + n_in + 4, NULL);
@@ -152,7 +157,8 @@ static int record(lua_State *L) {
   orr_tensor **in = orr_lua_list(L, 1, &n_in), **out = orr_lua_list(L, 2, &n_out);
   for (int k = 0; k < n_out; k++)
     if (out[k]->node || out[k]->requires_grad)
-      return orr_lua_error(L, "custom: forward must return new tensors, made under its own no_grad");
+      return orr_lua_error(
+          L, "custom: forward must return new tensors, made under its own no_grad");
   lua_pushvalue(L, 3);
   orr_custom custom = {.backward = run_custom, .release = release_custom};
   custom.state = (void *)(intptr_t)luaL_ref(L, LUA_REGISTRYINDEX);
@@ -161,14 +167,11 @@ static int record(lua_State *L) {
 }
 
 int orr_lua_open_tape(lua_State *L) {
-  static const luaL_Reg functions[] = {{"grad", grad},
-                                       {"set_grad_mode", set_grad_mode},
-                                       {"grad_mode", grad_mode},
-                                       {"hold_gradients", hold},
-                                       {"set_hook", set_hook},
-                                       {"get_hook", get_hook},
-                                       {"record", record},
-                                       {NULL, NULL}};
+  static const luaL_Reg functions[] = {
+      {"grad", grad},           {"set_grad_mode", set_grad_mode},
+      {"grad_mode", grad_mode}, {"hold_gradients", hold},
+      {"set_hook", set_hook},   {"get_hook", get_hook},
+      {"record", record},       {NULL, NULL}};
   luaL_setfuncs(L, functions, 0);
   luaL_getmetatable(L, ORR_LUA_TENSOR);
   lua_getfield(L, -1, "__methods");

@@ -1,8 +1,8 @@
-/* lua_tensor.c: what a tensor says of itself, its values as Lua values, and moves between devices
- * and dtypes.
+/* lua_tensor.c: what a tensor says of itself, its values as Lua values, and moves between
+ * devices and dtypes.
  *
- * Invariant: a value is read only after the work that makes it is done; an error of that work is
- * raised here.
+ * Invariant: a value is read only after the work that makes it is done; an error of that work
+ * is raised here.
  * To add a method: its row in `methods`.
  */
 #include <math.h>
@@ -38,7 +38,8 @@ static int size(lua_State *L) {
 
 static int length(lua_State *L) {
   const orr_tensor *t = orr_lua_check(L, 1);
-  if (t->meta.ndim == 0) return orr_lua_error(L, "#: a tensor without dimensions has no length");
+  if (t->meta.ndim == 0)
+    return orr_lua_error(L, "#: a tensor without dimensions has no length");
   lua_pushinteger(L, (lua_Integer)t->meta.shape[0]);
   return 1;
 }
@@ -95,7 +96,7 @@ static int is_contiguous(lua_State *L) {
 
 /* The host's dense form of t in f64, i64 or bool, as a tensor pushed to keep it alive. */
 static const orr_tensor *values(lua_State *L, orr_tensor *t) {
-  orr_tensor *host, *wide;
+  orr_tensor *host, *wide = NULL;
   bool was = orr_set_grad_mode(false);
   orr_status status = orr_tensor_full(t, &host);
   orr_dtype to = orr_dtype_is_float(t->meta.dtype) ? ORR_F64
@@ -192,7 +193,8 @@ static int to(lua_State *L) {
   orr_dtype to_dtype = t->meta.dtype;
   orr_device *d = NULL;
   for (int k = 2; k <= lua_gettop(L); k++) {
-    if (lua_type(L, k) == LUA_TSTRING && orr_dtype_parse(lua_tostring(L, k), &to_dtype) == ORR_OK)
+    if (lua_type(L, k) == LUA_TSTRING &&
+        orr_dtype_parse(lua_tostring(L, k), &to_dtype) == ORR_OK)
       continue;
     d = orr_lua_device(L, k);
   }
@@ -242,7 +244,8 @@ static int requires_grad_(lua_State *L) {
     return orr_lua_error(L, "only floating-point tensors can require grad, not %s",
                          orr_dtype_name(t->meta.dtype));
   if (!on && t->node)
-    return orr_lua_error(L, "requires_grad: the tensor was computed from others; use x:detach()");
+    return orr_lua_error(L,
+                         "requires_grad: the tensor was computed from others; use x:detach()");
   orr_tensor_require_grad(t, on);
   lua_settop(L, 1);
   return 1;

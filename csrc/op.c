@@ -1,10 +1,10 @@
-/* op.c: the list of ops, and the only path that every op takes: check, infer, place, redistribute,
- * allocate, run, record.
+/* op.c: the list of ops, and the only path that every op takes: check, infer, place,
+ * redistribute, allocate, run, record.
  *
  * Invariant: nothing changes before every check has passed; a call that fails leaves no tensor
  * behind. A single-device call skips placing. What runs, runs through orr_run_call.
- * To add an op: write it in the file of its family (op_*.c), whose NULL-terminated list stands in
- * `families` below. docs/add-an-op.md shows one end to end.
+ * To add an op: write it in the file of its family (op_*.c), whose NULL-terminated list stands
+ * in `families` below. docs/add-an-op.md shows one end to end.
  */
 #include "op.h"
 
@@ -20,10 +20,10 @@ void (*orr_where_hook)(const char **source, int *line) = NULL;
 const char *(*orr_scope_hook)(void) = NULL;
 
 static const orr_op *const *const families[] = {
-    orr_ops_unary, orr_ops_binary, orr_ops_copy,  orr_ops_create, orr_ops_shape,
-    orr_ops_reduce, orr_ops_matmul, orr_ops_softmax, orr_ops_index, orr_ops_conv,
-    orr_ops_pool,  orr_ops_norm,   orr_ops_loss,  orr_ops_optim,  orr_ops_random,
-    orr_ops_moments, orr_ops_scan, orr_ops_sort,  orr_ops_move, orr_ops_attention,
+    orr_ops_unary,   orr_ops_binary, orr_ops_copy,    orr_ops_create, orr_ops_shape,
+    orr_ops_reduce,  orr_ops_matmul, orr_ops_softmax, orr_ops_index,  orr_ops_conv,
+    orr_ops_pool,    orr_ops_norm,   orr_ops_loss,    orr_ops_optim,  orr_ops_random,
+    orr_ops_moments, orr_ops_scan,   orr_ops_sort,    orr_ops_move,   orr_ops_attention,
 };
 
 int orr_op_count(void) {
@@ -184,8 +184,8 @@ static orr_status make_outputs(orr_call *c, orr_layout *const *layout) {
   return ORR_OK;
 }
 
-/* Parameters that rest as shards are gathered. Writes and the lists of optimizers and norms see them
- * as they rest. */
+/* Parameters that rest as shards are gathered. Writes and the lists of optimizers and norms see
+ * them as they rest. */
 static orr_status gather_inputs(orr_call *c, orr_tensor **moved) {
   enum { AT_REST = ORR_OP_LIST | ORR_OP_NO_GRAD };
   if ((c->op->flags & AT_REST) == AT_REST) return ORR_OK;
@@ -239,12 +239,15 @@ static orr_status infer(orr_call *c) {
 
 static orr_status check_in_place(orr_call *c, const orr_meta *was) {
   const orr_meta *now = c->n_out ? &c->out_meta[0] : was;
-  if (c->in[0]->meta.dtype != was->dtype || now->dtype != was->dtype || now->ndim != was->ndim ||
+  if (c->in[0]->meta.dtype != was->dtype || now->dtype != was->dtype ||
+      now->ndim != was->ndim ||
       memcmp(now->shape, was->shape, (size_t)now->ndim * sizeof now->shape[0]) != 0)
-    return orr_fail(ORR_EARG, "an in-place write cannot change the shape or dtype of its target");
+    return orr_fail(ORR_EARG,
+                    "an in-place write cannot change the shape or dtype of its target");
   if (c->in[0]->storage->origin)
-    return orr_fail(ORR_EARG, "its target was gathered from a parameter whose shards rest on "
-                              "several devices (zero=3); write the parameter itself");
+    return orr_fail(ORR_EARG,
+                    "its target was gathered from a parameter whose shards rest on "
+                    "several devices (zero=3); write the parameter itself");
   return orr_tape_check_in_place(c->op, c->in, c->n_in);
 }
 
@@ -257,8 +260,8 @@ static void release(orr_call *c, orr_tensor **moved, orr_status status) {
       if (c->out[k]) orr_tensor_free(c->out[k]);
 }
 
-/* A gradient goes back to another stage by the recorded move, to be worked on there; a move on the
- * mesh of the call is none of the tape's. */
+/* A gradient goes back to another stage by the recorded move, to be worked on there; a move on
+ * the mesh of the call is none of the tape's. */
 static void cross_stages(const orr_call *c, orr_tensor **given) {
   for (int k = 0; k < c->n_in; k++)
     if (given[k] && given[k]->requires_grad && given[k]->layout->mesh != c->in[k]->layout->mesh)

@@ -8,12 +8,26 @@
 
 #include "orrery_int.h"
 
-extern const orr_op *const orr_ops_unary[], *const orr_ops_binary[], *const orr_ops_copy[],
-    *const orr_ops_create[], *const orr_ops_shape[], *const orr_ops_reduce[],
-    *const orr_ops_matmul[], *const orr_ops_softmax[], *const orr_ops_index[],
-    *const orr_ops_conv[], *const orr_ops_pool[], *const orr_ops_norm[], *const orr_ops_loss[],
-    *const orr_ops_optim[], *const orr_ops_random[], *const orr_ops_moments[],
-    *const orr_ops_scan[], *const orr_ops_sort[], *const orr_ops_move[], *const orr_ops_attention[];
+extern const orr_op *const orr_ops_unary[];
+extern const orr_op *const orr_ops_binary[];
+extern const orr_op *const orr_ops_copy[];
+extern const orr_op *const orr_ops_create[];
+extern const orr_op *const orr_ops_shape[];
+extern const orr_op *const orr_ops_reduce[];
+extern const orr_op *const orr_ops_matmul[];
+extern const orr_op *const orr_ops_softmax[];
+extern const orr_op *const orr_ops_index[];
+extern const orr_op *const orr_ops_conv[];
+extern const orr_op *const orr_ops_pool[];
+extern const orr_op *const orr_ops_norm[];
+extern const orr_op *const orr_ops_loss[];
+extern const orr_op *const orr_ops_optim[];
+extern const orr_op *const orr_ops_random[];
+extern const orr_op *const orr_ops_moments[];
+extern const orr_op *const orr_ops_scan[];
+extern const orr_op *const orr_ops_sort[];
+extern const orr_op *const orr_ops_move[];
+extern const orr_op *const orr_ops_attention[];
 
 /* op_dims.c: infer and label for ops whose shapes are their `dims`. */
 orr_status orr_infer_dims(orr_call *c);
@@ -31,18 +45,19 @@ orr_status orr_redistribute_op(orr_tensor *t, orr_layout *layout, orr_tensor **o
 orr_status orr_reduce_partial(orr_tensor **t);
 
 /* Infer helpers. */
-orr_status orr_infer_same(orr_call *c);      /* out[0] is like in[0] */
-void orr_label_same(orr_call *c);            /* all dims of all tensors of in[0]'s rank pair up */
+orr_status orr_infer_same(orr_call *c); /* out[0] is like in[0] */
+void orr_label_same(orr_call *c);       /* all dims of all tensors of in[0]'s rank pair up */
 orr_status orr_need_float(const orr_call *c, int k);
 orr_status orr_need_index(const orr_call *c, int k); /* i64 or i32 */
 
 /* Ops that formulas of other families use. */
 extern const orr_op orr_op_sum_dims, orr_op_reshape, orr_op_view, orr_op_expand,
     orr_op_transpose, orr_op_permute, orr_op_matmul, orr_op_where, orr_op_narrow, orr_op_copy_,
-    orr_op_unsqueeze, orr_op_squeeze /* squeeze_dim */, orr_op_clone, orr_op_full, orr_op_cat, orr_op_narrow_grad,
-    orr_op_flatten, orr_op_squeeze_all, orr_op_pack, orr_op_arange, orr_op_eye;
-const orr_op *orr_op_unary(int code);        /* ORR_UN_... */
-const orr_op *orr_op_binary(int code);       /* ORR_BIN_... */
+    orr_op_unsqueeze, orr_op_squeeze /* squeeze_dim */, orr_op_clone, orr_op_full, orr_op_cat,
+    orr_op_narrow_grad, orr_op_flatten, orr_op_squeeze_all, orr_op_pack, orr_op_arange,
+    orr_op_eye;
+const orr_op *orr_op_unary(int code);  /* ORR_UN_... */
+const orr_op *orr_op_binary(int code); /* ORR_BIN_... */
 
 static inline orr_status orr_call1(const orr_op *op, orr_tensor *x, const orr_args *args,
                                    orr_tensor **out) {

@@ -25,10 +25,8 @@ static orr_status run_with_room(orr_k_attention_args *a, bool backward) {
   a->room = aligned_alloc(64, bytes + 64);
   if (!a->room)
     return orr_fail(ORR_EMEM, "out of host memory: attention needs %zu bytes of room", bytes);
-  if (backward)
-    orr_k_attention_back(a);
-  else
-    orr_k_attention(a);
+  if (backward) orr_k_attention_back(a);
+  else orr_k_attention(a);
   free(a->room);
   return ORR_OK;
 }

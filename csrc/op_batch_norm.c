@@ -1,8 +1,10 @@
-/* op_batch_norm.c: batch norm (Ioffe and Szegedy 2015), composed of pieces that place themselves.
+/* op_batch_norm.c: batch norm (Ioffe and Szegedy 2015), composed of pieces that place
+ * themselves.
  *
- * Invariant: statistics are (D, C). D = 1: of the global batch, whatever the placement of x, by the
- * global count. D > 1: of each device's own samples (sync = false), row d on device d of the axis
- * that shards the samples. bn_apply is the one piece on the tape; its gradient is fused.
+ * Invariant: statistics are (D, C). D = 1: of the global batch, whatever the placement of x, by
+ * the global count. D > 1: of each device's own samples (sync = false), row d on device d of
+ * the axis that shards the samples. bn_apply is the one piece on the tape; its gradient is
+ * fused.
  * To add a piece: name in .code which of its tensors are like x and which are statistics.
  */
 #include "op_batch_norm.h"
@@ -13,7 +15,8 @@
 #include "../kernels/norm.h"
 #include "op_reduce.h"
 
-/* Every piece: args.i: D, the axis of D; args.f[0]: the global count, 0 for constant statistics. */
+/* Every piece: args.i: D, the axis of D; args.f[0]: the global count, 0 for constant
+ * statistics. */
 enum { D = 0, AXIS = 1, COUNT = 0 };
 /* Bits of .code: inputs and outputs like x (samples first), and statistics (D first). */
 #define X_IN(k) (1 << (k))
@@ -25,7 +28,8 @@ enum { LABEL_N = 1, LABEL_C = 2 };
 
 static bool own_rows(const orr_call *c) { return c->args.i[D] > 1; }
 
-static void label_one(const orr_meta *m, bool like_x, bool statistic, bool own, uint8_t *label) {
+static void label_one(const orr_meta *m, bool like_x, bool statistic, bool own,
+                      uint8_t *label) {
   if (!like_x) {
     label[statistic ? m->ndim - 1 : 0] = LABEL_C;
     return;
@@ -87,7 +91,7 @@ static orr_meta statistics_of(const orr_call *c, int k) {
       .dtype = orr_sum_dtype(x->dtype), .ndim = 2, .shape = {c->args.i[D], x->shape[1]}};
 }
 
-/* ---- bn_stats: x to mean, sum of squares about it, count (D), of what each device holds ---- */
+/* ---- bn_stats: x to mean, sum of squares about it, count (D), of what each device holds -- */
 
 static orr_status infer_stats(orr_call *c) {
   c->out_meta[0] = c->out_meta[1] = statistics_of(c, 0);
@@ -163,12 +167,12 @@ const orr_op orr_op_bn_sumsq = {.name = "bn_sumsq",
                                 .label = label_piece,
                                 .run = run_sumsq};
 
-/* ---- bn_rstd: sums of squares (D, C) or variances (C), counts (D) or absent; args.f[1]: eps ---- */
+/* ---- bn_rstd: sums of squares (D, C) or variances (C), counts (D) or absent; f[1]: eps --- */
 
 static orr_status infer_rstd(orr_call *c) {
   const orr_meta *m = &c->in[0]->meta;
-  c->out_meta[0] = (orr_meta){
-      .dtype = m->dtype, .ndim = 2, .shape = {c->args.i[D], m->shape[m->ndim - 1]}};
+  c->out_meta[0] =
+      (orr_meta){.dtype = m->dtype, .ndim = 2, .shape = {c->args.i[D], m->shape[m->ndim - 1]}};
   return ORR_OK;
 }
 
@@ -291,8 +295,7 @@ static orr_status infer_grad_sums(orr_call *c) {
 /* (C) of a device's (1, 2, C). */
 static orr_view sum_row(const orr_view *sums, int k) {
   orr_view r = row_of(sums);
-  if (r.data)
-    r.data = (char *)r.data + k * sums->stride[1] * (int64_t)orr_dtype_size(r.dtype);
+  if (r.data) r.data = (char *)r.data + k * sums->stride[1] * (int64_t)orr_dtype_size(r.dtype);
   return r;
 }
 
@@ -447,9 +450,10 @@ static orr_status counts_of(const orr_tensor *where, const statistics *s, orr_te
   orr_meta one = {.dtype = where->meta.dtype, .ndim = 1, .shape = {1}};
   orr_args args = {.f = {s->args.f[COUNT]}};
   const orr_mesh *mesh = where->layout->mesh;
-  return orr_create(&orr_op_full, &one,
-                    mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]),
-                    &args, out);
+  return orr_create(
+      &orr_op_full, &one,
+      mesh->n_axes ? orr_layout_replicate(mesh) : orr_layout_single(mesh->device[0]), &args,
+      out);
 }
 
 static orr_status move_running(orr_tensor *mean, orr_tensor *var, const statistics *s) {
@@ -462,8 +466,7 @@ static orr_status move_running(orr_tensor *mean, orr_tensor *var, const statisti
     if (!in[4]) status = counts_of(mean, s, &in[4]);
     if (!status) status = orr_bn_defer(mean, var, s->momentum, in[2], in[3], in[4]);
     in[4] = NULL;
-  } else if (!status)
-    status = orr_dispatch(&orr_op_bn_running_, in, 5, &args, false, NULL);
+  } else if (!status) status = orr_dispatch(&orr_op_bn_running_, in, 5, &args, false, NULL);
   for (int k = 2; k < 5; k++)
     if (in[k]) orr_tensor_free(in[k]);
   return status;
@@ -509,8 +512,9 @@ static orr_status compose_batch_norm(const orr_op *op, orr_tensor *const *in, in
   orr_tensor *x = orr_tensor_ref(in[0]);
   statistics s = {.momentum = args->f[0], .eps = args->f[1]};
   int64_t channels = x->meta.shape[1];
+  int64_t samples = channels ? orr_tensor_numel(x) / channels : 1;
   s.args = (orr_args){.i = {1, -1}};
-  s.args.f[COUNT] = channels ? (double)(orr_tensor_numel(x) / channels) : 1;
+  s.args.f[COUNT] = (double)samples;
   status = orr_reduce_partial(&x);
   bool was = orr_set_grad_mode(false);
   if (!status) status = find_statistics(x, in, args, &s);

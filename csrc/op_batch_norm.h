@@ -12,12 +12,12 @@ extern const orr_op orr_op_batch_norm, orr_op_bn_stats, orr_op_bn_sum, orr_op_bn
     orr_op_bn_rstd, orr_op_bn_running_, orr_op_bn_apply, orr_op_bn_grad_sums,
     orr_op_bn_grad_apply;
 
-#define ORR_OPS_BATCH_NORM                                                             \
+#define ORR_OPS_BATCH_NORM                                                                  \
   &orr_op_bn_stats, &orr_op_bn_sum, &orr_op_bn_sumsq, &orr_op_bn_rstd, &orr_op_bn_running_, \
       &orr_op_bn_apply, &orr_op_bn_grad_sums, &orr_op_bn_grad_apply
 
-/* op_bn_defer.c: between begin and end running statistics are kept aside; end(true) moves each once
- * by all that was kept, end(false) drops it. */
+/* op_bn_defer.c: between begin and end running statistics are kept aside; end(true) moves each
+ * once by all that was kept, end(false) drops it. */
 void orr_bn_defer_begin(void);
 bool orr_bn_deferring(void);
 orr_status orr_bn_defer(orr_tensor *running_mean, orr_tensor *running_var, double momentum,

@@ -1,7 +1,8 @@
-/* op_binary.c: two ops a row of kernels/binary.def, of two tensors and of a tensor and a number.
+/* op_binary.c: two ops a row of kernels/binary.def, of two tensors and of a tensor and a
+ * number.
  *
- * Invariant: operands are promoted to one dtype and broadcast; gradients come out in the shape of
- * the result and the tape sums them back. A number never changes a floating dtype.
+ * Invariant: operands are promoted to one dtype and broadcast; gradients come out in the shape
+ * of the result and the tape sums them back. A number never changes a floating dtype.
  * To add a function: a row in kernels/binary.def; in `composed` and `composed_scalar` its
  * derivative by ops where it must have a second one.
  */
@@ -85,7 +86,8 @@ static orr_tensor *composed(orr_grad *g, int which) {
                    : orr_g_div(g, gy, b);
     case ORR_BIN_pow: {
       if (which) return orr_g_mul(g, orr_g_mul(g, gy, y), orr_g_unary(g, ORR_UN_log, a));
-      orr_tensor *less = orr_g(g, orr_op_binary(ORR_BIN_pow), NULL, 2, a, orr_g_shift(g, b, -1));
+      orr_tensor *less =
+          orr_g(g, orr_op_binary(ORR_BIN_pow), NULL, 2, a, orr_g_shift(g, b, -1));
       return orr_g_mul(g, orr_g_mul(g, gy, b), less);
     }
     case ORR_BIN_maximum:
@@ -97,8 +99,8 @@ static orr_tensor *composed(orr_grad *g, int which) {
       return orr_g_scale(g, orr_g_mul(g, gy, orr_g_unary(g, whole, orr_g_div(g, a, b))), -1);
     }
     case ORR_BIN_atan2: {
-      orr_tensor *norm = orr_g_add(g, orr_g_unary(g, ORR_UN_square, a),
-                                   orr_g_unary(g, ORR_UN_square, b));
+      orr_tensor *norm =
+          orr_g_add(g, orr_g_unary(g, ORR_UN_square, a), orr_g_unary(g, ORR_UN_square, b));
       orr_tensor *slope = orr_g_div(g, orr_g_mul(g, gy, which ? a : b), norm);
       return which ? orr_g_scale(g, slope, -1) : slope;
     }
@@ -173,7 +175,8 @@ static orr_status grad_scalar(orr_grad *g) {
       if (first) g->gx[0] = orr_g_scale(g, orr_g_mul(g, gy, y), log(s));
       else if (s == 0) g->gx[0] = orr_g_scale(g, gy, 0);
       else
-        g->gx[0] = orr_g_mul(g, gy, orr_g_scale(g, scalar_op(g, ORR_BIN_pow, x, s - 1, false), s));
+        g->gx[0] =
+            orr_g_mul(g, gy, orr_g_scale(g, scalar_op(g, ORR_BIN_pow, x, s - 1, false), s));
       break;
     case ORR_BIN_maximum:
     case ORR_BIN_minimum: g->gx[0] = orr_g_mul(g, gy, scalar_wins(g, s)); break;
@@ -200,40 +203,39 @@ static orr_status grad_scalar(orr_grad *g) {
 #define SCALAR_LINEAR(code) ((code) == ORR_BIN_mul ? ORR_OP_LINEAR : 0)
 
 static const orr_op scalar[] = {
-#define ORR_BINARY(NAME, formula, da, db, f)                                         \
-  {.name = #NAME,                                                                    \
-   .code = ORR_BIN_##NAME,                                                           \
-   .flags = ALL_FLAGS(f) | SCALAR_LINEAR(ORR_BIN_##NAME),                            \
-   .save = ((f)&(ORR_GRAD_A | ORR_GRAD_B) && ORR_BIN_##NAME != ORR_BIN_mul           \
-                ? ORR_SAVE_IN(0)                                                     \
-                : 0) |                                                               \
-           ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0),                                   \
-   .n_in = 1,                                                                        \
-   .n_out = 1,                                                                       \
-   .infer = infer_scalar,                                                            \
-   .label = orr_label_same,                                                          \
-   .run = run_scalar,                                                                \
+#define ORR_BINARY(NAME, formula, da, db, f)                                                  \
+  {.name = #NAME,                                                                             \
+   .code = ORR_BIN_##NAME,                                                                    \
+   .flags = ALL_FLAGS(f) | SCALAR_LINEAR(ORR_BIN_##NAME),                                     \
+   .save = ((f) & (ORR_GRAD_A | ORR_GRAD_B) && ORR_BIN_##NAME != ORR_BIN_mul ? ORR_SAVE_IN(0) \
+                                                                             : 0) |           \
+           ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0),                                            \
+   .n_in = 1,                                                                                 \
+   .n_out = 1,                                                                                \
+   .infer = infer_scalar,                                                                     \
+   .label = orr_label_same,                                                                   \
+   .run = run_scalar,                                                                         \
    .grad = grad_scalar},
 #include "../kernels/binary.def"
 };
 
 static const orr_op binary[] = {
-#define ORR_BINARY(NAME, formula, da, db, f)                                             \
-  {.name = #NAME,                                                                        \
-   .args = "ts ts",                                                                      \
-   .code = ORR_BIN_##NAME,                                                               \
-   .flags = ALL_FLAGS(f) | ((f)&ORR_LINEAR ? ORR_OP_LINEAR : 0) |                        \
-            (ORR_BIN_##NAME == ORR_BIN_mul ? ORR_OP_MULTILINEAR : 0),                    \
-   .save = ((f)&(ORR_GRAD_A | ORR_GRAD_B)                                                \
-                ? (is_div(ORR_BIN_##NAME) ? 0 : ORR_SAVE_IN(0)) | ORR_SAVE_IN(1)         \
-                : 0) |                                                                   \
-           ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0),                                       \
-   .n_in = 2,                                                                            \
-   .n_out = 1,                                                                           \
-   .scalar = &scalar[ORR_BIN_##NAME],                                                    \
-   .infer = infer_binary,                                                                \
-   .label = orr_label_broadcast,                                                         \
-   .run = run_binary,                                                                    \
+#define ORR_BINARY(NAME, formula, da, db, f)                                     \
+  {.name = #NAME,                                                                \
+   .args = "ts ts",                                                              \
+   .code = ORR_BIN_##NAME,                                                       \
+   .flags = ALL_FLAGS(f) | ((f)&ORR_LINEAR ? ORR_OP_LINEAR : 0) |                \
+            (ORR_BIN_##NAME == ORR_BIN_mul ? ORR_OP_MULTILINEAR : 0),            \
+   .save = ((f) & (ORR_GRAD_A | ORR_GRAD_B)                                      \
+                ? (is_div(ORR_BIN_##NAME) ? 0 : ORR_SAVE_IN(0)) | ORR_SAVE_IN(1) \
+                : 0) |                                                           \
+           ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0),                               \
+   .n_in = 2,                                                                    \
+   .n_out = 1,                                                                   \
+   .scalar = &scalar[ORR_BIN_##NAME],                                            \
+   .infer = infer_binary,                                                        \
+   .label = orr_label_broadcast,                                                 \
+   .run = run_binary,                                                            \
    .grad = grad_binary},
 #define is_div(code) ((code) == ORR_BIN_div)
 #include "../kernels/binary.def"

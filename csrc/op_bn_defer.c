@@ -1,8 +1,8 @@
-/* op_bn_defer.c: running statistics of batch norm over the micro-batches of one step: kept aside
- * while the step runs, merged and applied once when it ends.
+/* op_bn_defer.c: running statistics of batch norm over the micro-batches of one step: kept
+ * aside while the step runs, merged and applied once when it ends.
  *
- * Invariant: between begin and end no running statistic moves; end moves each once, by all rows of
- * all its micro-batches together, or drops what was kept.
+ * Invariant: between begin and end no running statistic moves; end moves each once, by all rows
+ * of all its micro-batches together, or drops what was kept.
  * To add another statistic: a list beside `mean`.
  */
 #include <stdlib.h>
@@ -42,8 +42,10 @@ static bool grow(orr_tensor ***room, int cap) {
 static orr_status make_room(deferred *d) {
   if (d->n < d->cap) return ORR_OK;
   int cap = d->cap ? 2 * d->cap : 8;
-  if (cap > MAX_PARTS || !grow(&d->mean, cap) || !grow(&d->sumsq, cap) || !grow(&d->counts, cap))
-    return orr_fail(ORR_EMEM, "out of host memory for the statistics of %d micro-batches", d->n);
+  if (cap > MAX_PARTS || !grow(&d->mean, cap) || !grow(&d->sumsq, cap) ||
+      !grow(&d->counts, cap))
+    return orr_fail(ORR_EMEM, "out of host memory for the statistics of %d micro-batches",
+                    d->n);
   d->cap = cap;
   return ORR_OK;
 }

@@ -1,9 +1,9 @@
 /* op_conv.c: conv2d, its two gradients, and conv_transpose2d, which is one of them with a bias.
  *
- * Invariant: oneDNN where it takes the shard (f32, bf16), else the kernels of kernels/conv.h. The
- * results of both kinds are channels-last by their strides where oneDNN may run. A cut of the channels
- * between groups leaves whole groups on each device; any other cut of several groups is gathered
- * first. All gradients have gradients, being each other.
+ * Invariant: oneDNN where it takes the shard (f32, bf16), else the kernels of kernels/conv.h.
+ * The results of both kinds are channels-last by their strides where oneDNN may run. A cut of
+ * the channels between groups leaves whole groups on each device; any other cut of several
+ * groups is gathered first. All gradients have gradients, being each other.
  * To add an option: its word in `geometry`.
  */
 #include "../kernels/conv.h"
@@ -13,7 +13,8 @@
 
 enum { LABEL_N = 1, LABEL_O = 2, LABEL_C = 3 };
 
-/* args.i: strides, paddings, dilations, groups; then, for a gradient, the two sizes it restores. */
+/* args.i: strides, paddings, dilations, groups; then, for a gradient, the two sizes it
+ * restores. */
 typedef struct geometry {
   orr_window window;
   orr_onednn_conv dnn;
@@ -36,7 +37,9 @@ static geometry geometry_of(const orr_args *args, const orr_view *x, const orr_v
   return g;
 }
 
-static bool for_onednn(const orr_view *x) { return x->dtype == ORR_F32 || x->dtype == ORR_BF16; }
+static bool for_onednn(const orr_view *x) {
+  return x->dtype == ORR_F32 || x->dtype == ORR_BF16;
+}
 
 static int64_t out_size(const orr_args *args, int k, int64_t in, int64_t kernel) {
   int64_t span = in + 2 * args->i[2 + k] - args->i[4 + k] * (kernel - 1) - 1;
@@ -47,7 +50,8 @@ static orr_status check_geometry(const orr_call *c) {
   const int64_t *i = c->args.i;
   for (int k = 0; k < 2; k++)
     if (i[k] < 1 || i[2 + k] < 0 || i[4 + k] < 1)
-      return orr_fail(ORR_EARG, "strides and dilations must be at least 1, paddings at least 0");
+      return orr_fail(ORR_EARG,
+                      "strides and dilations must be at least 1, paddings at least 0");
   if (i[GROUPS] < 1) return orr_fail(ORR_EARG, "groups must be at least 1");
   return ORR_OK;
 }
@@ -56,9 +60,9 @@ static orr_status check_inputs(orr_call *c) {
   ORR_TRY(orr_need_float(c, 0));
   orr_dtype dtype = c->in[0]->meta.dtype;
   for (int k = 1; k < c->n_in; k++)
-    if (c->in[k]) dtype = orr_dtype_promote(dtype, c->in[k]->meta.dtype);
+    if (k == 1 || c->in[k]) dtype = orr_dtype_promote(dtype, c->in[k]->meta.dtype);
   for (int k = 0; k < c->n_in; k++)
-    if (c->in[k]) ORR_TRY(orr_call_cast(c, k, dtype));
+    if (k < 2 || c->in[k]) ORR_TRY(orr_call_cast(c, k, dtype));
   if (c->in[0]->meta.ndim != 4 || c->in[1]->meta.ndim != 4)
     return orr_fail(ORR_EARG, "needs x (N, C, H, W) and a weight (O, C/groups, KH, KW)");
   return check_geometry(c);
@@ -100,19 +104,20 @@ static orr_place cut_place(const orr_call *c, const orr_meta *m, int dim, int pa
   return (orr_place){.kind = ORR_SHARD, .dim = dim, .bounds = bounds};
 }
 
-/* The cut that x, g or w has now, on all. The second axis leaves groups alone that the first cuts. */
+/* The cut that x, g or w has now, on all. The second axis leaves groups alone that the first
+ * cuts. */
 static int rule_groups(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
   static int64_t bounds[ORR_MAX_AXES][5][ORR_MAX_DEVICES + 1];
-  int64_t cut[ORR_MAX_DEVICES + 1];
   const int *dim = group_dim_in[c->op->code];
   *only = false;
   if (one_group(c) || max < 1) return 0;
+  int64_t cut[ORR_MAX_DEVICES + 1] = {0};
   for (int k = 0; k < 2 && axis > 0; k++)
     if (cut_of_groups(c, k, 0, cut)) return 0;
   int from = cut_of_groups(c, 0, axis, cut) ? 0 : cut_of_groups(c, 1, axis, cut) ? 1 : -1;
   if (from < 0) return 0;
   int parts = c->in[from]->layout->mesh->size[axis];
-  for (int k = 0; k < c->n_in; k++)
+  for (int k = 0; k < c->n_in && k < 3; k++)
     if (c->in[k])
       rows[0].in[k] = cut_place(c, &c->in[k]->meta, dim[k], parts, cut, bounds[axis][k]);
   for (int k = 0; k < c->n_out; k++)
@@ -131,8 +136,8 @@ static const orr_place *split_of(const orr_call *c, int k, int dim, int axis) {
   return axis > 0 && outer->kind == ORR_SHARD && outer->dim == dim ? NULL : now;
 }
 
-/* y = x w + b comes out Partial with b, made Partial, added once; w's gradient is split as x is,
- * and every device has all of b's. */
+/* y = x w + b comes out Partial with b, made Partial, added once; w's gradient is split as x
+ * is, and every device has all of b's. */
 static int rule_channels(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
   bool forward = c->op->code == FORWARD;
   const orr_place *from = forward ? split_of(c, 1, 1, axis) : NULL;
@@ -189,8 +194,7 @@ static orr_status run_conv(const orr_work *work, int shard) {
   const orr_view *y = orr_work_out(work, shard, 0);
   geometry g = geometry_of(&work->args, x, w);
   if (is_empty(y)) return ORR_OK;
-  if (for_onednn(x) &&
-      orr_onednn_supports_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR))
+  if (for_onednn(x) && orr_onednn_supports_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR))
     return orr_onednn_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR);
   orr_k_conv2d(x, w, b, &g.window, g.dnn.groups, y);
   return ORR_OK;
@@ -357,8 +361,8 @@ static const orr_op conv2d_grad_wb = {.name = "conv2d_grad_wb",
 
 /* ---- conv_transpose2d: args.i: strides, paddings, output paddings, dilations, groups ---- */
 
-static orr_status transposed_args(const orr_tensor *x, const orr_tensor *w, const orr_args *given,
-                                  orr_args *out) {
+static orr_status transposed_args(const orr_tensor *x, const orr_tensor *w,
+                                  const orr_args *given, orr_args *out) {
   const int64_t *i = given->i;
   if (x->meta.ndim != 4 || w->meta.ndim != 4)
     return orr_fail(ORR_EARG, "needs x (N, C, H, W) and a weight (C, O/groups, KH, KW)");

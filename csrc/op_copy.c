@@ -1,8 +1,8 @@
-/* op_copy.c: ops that give the same values elsewhere or in another form: cast, clone, contiguous,
- * redistribute, and the in-place copy and fill.
+/* op_copy.c: ops that give the same values elsewhere or in another form: cast, clone,
+ * contiguous, redistribute, and the in-place copy and fill.
  *
- * Invariant: a cast or copy is differentiable; a redistribution's gradient goes back to the mesh
- * that the input was on and keeps whatever placement it has there.
+ * Invariant: a cast or copy is differentiable; a redistribution's gradient goes back to the
+ * mesh that the input was on and keeps whatever placement it has there.
  * To add one: an orr_op here and in the list at the end.
  */
 #include "../kernels/copy.h"
@@ -267,7 +267,7 @@ static const orr_op clamp = {.name = "clamp",
                              .run = run_clamp,
                              .grad = grad_clamp};
 
-const orr_op *const orr_ops_copy[] = {&orr_op_to,    &orr_op_clone,        &orr_op_pack,
-                                      &orr_op_contiguous, &orr_op_redistribute, &orr_op_copy_,
-                                      &fill_,        &zero_,               &orr_op_where,
-                                      &clamp,        NULL};
+const orr_op *const orr_ops_copy[] = {
+    &orr_op_to,           &orr_op_clone, &orr_op_pack, &orr_op_contiguous,
+    &orr_op_redistribute, &orr_op_copy_, &fill_,       &zero_,
+    &orr_op_where,        &clamp,        NULL};

@@ -1,5 +1,5 @@
-/* op_create.c: tensors from nothing: full (zeros, ones), arange, linspace, eye; and the triangles,
- * which like them depend on where a shard stands.
+/* op_create.c: tensors from nothing: full (zeros, ones), arange, linspace, eye; and the
+ * triangles, which like them depend on where a shard stands.
  *
  * Invariant: an element's value depends on its global index alone.
  * To add one: run reads work->origin for the shard's first index.

@@ -1,8 +1,8 @@
-/* op_dims.c: shapes and labels from an op's einsum-like `dims`, and the labels that broadcasting
- * gives.
+/* op_dims.c: shapes and labels from an op's einsum-like `dims`, and the labels that
+ * broadcasting gives.
  *
- * Invariant: the same letter has one size over all tensors of a call; letter a..z has label 1..26,
- * a capital is ORR_WHOLE.
+ * Invariant: the same letter has one size over all tensors of a call; letter a..z has label
+ * 1..26, a capital is ORR_WHOLE.
  * To add a form: read it in `next_tensor`.
  */
 #include <ctype.h>

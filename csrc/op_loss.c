@@ -197,16 +197,15 @@ static int rule_class_loss(const orr_call *c, int axis, orr_row *rows, int max, 
   return 1;
 }
 
-static const orr_op class_loss = {
-    .name = "cross_entropy_split",
-    .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
-    .n_in = 5,
-    .n_out = 2,
-    .infer = infer_pieces,
-    .label = label_rows,
-    .rule = rule_class_loss,
-    .run = run_class_loss,
-    .grad = grad_cross_entropy};
+static const orr_op class_loss = {.name = "cross_entropy_split",
+                                  .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
+                                  .n_in = 5,
+                                  .n_out = 2,
+                                  .infer = infer_pieces,
+                                  .label = label_rows,
+                                  .rule = rule_class_loss,
+                                  .run = run_class_loss,
+                                  .grad = grad_cross_entropy};
 
 static bool has_split_classes(const orr_tensor *x) {
   for (int a = 0; a < x->layout->mesh->n_axes; a++)
@@ -410,7 +409,6 @@ static const orr_op nll_loss = {.name = "nll_loss",
                                 .n_out = 1,
                                 .compose = compose_loss};
 
-const orr_op *const orr_ops_loss[] = {&cross_entropy,      &nll_loss, &cross_entropy_rows,
-                                      &cross_entropy_grad, &nll_rows, &nll_grad,
-                                      &count_labels,       &class_max, &class_sums,
-                                      &class_loss,         NULL};
+const orr_op *const orr_ops_loss[] = {
+    &cross_entropy, &nll_loss,  &cross_entropy_rows, &cross_entropy_grad, &nll_rows, &nll_grad,
+    &count_labels,  &class_max, &class_sums,         &class_loss,         NULL};

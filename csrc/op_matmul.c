@@ -14,8 +14,9 @@
 /* Labels above those of the leading dimensions. */
 enum { LABEL_M = 7, LABEL_N = 8, LABEL_K = 9 };
 
-/* Multiplications, and rows of the result, below which the library's own kernel is the faster one:
- * 1.1 to 6 times up to 96 x 96 x 96, 2.7 to 4.5 times for one row (one core with AVX-512). */
+/* Multiplications, and rows of the result, below which the library's own kernel is the faster
+ * one: 1.1 to 6 times up to 96 x 96 x 96, 2.7 to 4.5 times for one row (one core with
+ * AVX-512). */
 static const int64_t few_products = 1 << 20, few_rows = 16;
 
 /* ---- products of views ---- */
@@ -133,7 +134,8 @@ static orr_status same_dtype(orr_call *c) {
 }
 
 static orr_status differ(int64_t a, int64_t b) {
-  return orr_fail(ORR_EARG, "the inner sizes differ: %lld and %lld", (long long)a, (long long)b);
+  return orr_fail(ORR_EARG, "the inner sizes differ: %lld and %lld", (long long)a,
+                  (long long)b);
 }
 
 static orr_status infer_matmul(orr_call *c) {
@@ -227,8 +229,8 @@ static orr_status grad_matmul(orr_grad *g) {
   }
   if (g->needs[1]) {
     bool plain = b->meta.ndim == 2 && a->meta.ndim > 2 && a->meta.ndim == gy->meta.ndim;
-    orr_tensor *gb = plain ? orr_g(g, &rows_product, NULL, 2, a, gy)
-                           : times(g, transposed(g, a), gy);
+    orr_tensor *gb =
+        plain ? orr_g(g, &rows_product, NULL, 2, a, gy) : times(g, transposed(g, a), gy);
     g->gx[1] = column && gb ? unit_dim(g, gb, gb->meta.ndim - 1, true) : gb;
   }
   return g->status;

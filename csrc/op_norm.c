@@ -1,7 +1,7 @@
 /* op_norm.c: layer, RMS and group normalisation. Batch norm is in op_batch_norm.c.
  *
- * Invariant: what is normalised over is whole on each device; every other dimension may be sharded,
- * and the weights' gradients then come out Partial(sum). Gradients are fused.
+ * Invariant: what is normalised over is whole on each device; every other dimension may be
+ * sharded, and the weights' gradients then come out Partial(sum). Gradients are fused.
  * To add a norm: an op that also gives its statistics, composed to hide them.
  */
 #include "../kernels/norm.h"
@@ -203,8 +203,8 @@ static orr_status infer_group(orr_call *c) {
                     (long long)groups);
   for (int k = 1; k < 3; k++) ORR_TRY(check_weight(c, k, x->shape[1]));
   c->out_meta[0] = *x;
-  c->out_meta[1] = (orr_meta){
-      .dtype = orr_sum_dtype(x->dtype), .ndim = 2, .shape = {x->shape[0], groups}};
+  c->out_meta[1] =
+      (orr_meta){.dtype = orr_sum_dtype(x->dtype), .ndim = 2, .shape = {x->shape[0], groups}};
   c->out_meta[2] = c->out_meta[1];
   return ORR_OK;
 }
@@ -294,17 +294,10 @@ static const orr_op group_norm = {.name = "group_norm",
                                   .code = 2,
                                   .compose = compose_first};
 
-const orr_op *const orr_ops_norm[] = {&layer_norm,
-                                      &layer_norm_stats,
-                                      &rms_norm,
-                                      &rms_norm_stats,
-                                      &norm_grad_x,
-                                      &layer_norm_grad_w,
-                                      &rms_norm_grad_w,
-                                      &group_norm,
-                                      &group_norm_stats,
-                                      &group_norm_sums,
-                                      &group_norm_grad_x,
-                                      &orr_op_batch_norm,
-                                      ORR_OPS_BATCH_NORM,
-                                      NULL};
+const orr_op *const orr_ops_norm[] = {&layer_norm,        &layer_norm_stats,
+                                      &rms_norm,          &rms_norm_stats,
+                                      &norm_grad_x,       &layer_norm_grad_w,
+                                      &rms_norm_grad_w,   &group_norm,
+                                      &group_norm_stats,  &group_norm_sums,
+                                      &group_norm_grad_x, &orr_op_batch_norm,
+                                      ORR_OPS_BATCH_NORM, NULL};

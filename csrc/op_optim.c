@@ -1,9 +1,10 @@
 /* op_optim.c: the multi-tensor ops that optimisers and clipping are made of (op_optim.h).
  *
- * Invariant: a call holds tensors of one mesh; parameters keep their placement, states have it and
- * gradients take it. Sums over a list count a replicated element once, a sharded one where it lies, and a
- * Partial one after its reduction.
- * To add an optimiser: unpack its options from args.f in a run function; an op; a step function.
+ * Invariant: a call holds tensors of one mesh; parameters keep their placement, states have it
+ * and gradients take it. Sums over a list count a replicated element once, a sharded one where
+ * it lies, and a Partial one after its reduction.
+ * To add an optimiser: unpack its options from args.f in a run function; an op; a step
+ * function.
  */
 #include "op_optim.h"
 
@@ -14,7 +15,7 @@
 #include "comm.h"
 #include "op_reduce.h"
 
-/* ---- steps: in: n parameters, n of each state, n gradients; args.i: n, states a parameter ---- */
+/* ---- steps: in: n parameters, n of each state, n gradients; i: n, states a parameter ----- */
 
 static orr_status check_item(const orr_call *c, int k, int n, int states) {
   const orr_tensor *p = c->in[k], *g = c->in[n * (1 + states) + k];
@@ -26,8 +27,10 @@ static orr_status check_item(const orr_call *c, int k, int n, int states) {
     for (int d = 0; fits && d < p->meta.ndim; d++) fits = t->meta.shape[d] == p->meta.shape[d];
     if (!fits || !orr_tensor_is_contiguous(t))
       return orr_fail(ORR_EARG, "%s of parameter %d, %s, must be contiguous and of its shape",
-                      s == 0 ? "memory" : t == g ? "the gradient" : "a state", k + 1,
-                      orr_tensor_text(p, text, sizeof text));
+                      s == 0   ? "memory"
+                      : t == g ? "the gradient"
+                               : "a state",
+                      k + 1, orr_tensor_text(p, text, sizeof text));
     if (s && t != g && !orr_layout_equal(t->layout, p->layout))
       return orr_fail(ORR_EARG, "a state of parameter %d stands elsewhere than it, %s", k + 1,
                       orr_tensor_text(p, text, sizeof text));
@@ -77,8 +80,13 @@ static orr_status items_of(const orr_work *w, int shard, orr_optim_item **out) {
 
 static orr_status run_sgd(const orr_work *w, int shard) {
   const double *f = w->args.f;
-  orr_sgd o = {.lr = f[0], .momentum = f[1], .dampening = f[2], .weight_decay = f[3],
-               .grad_scale = f[4], .nesterov = w->args.i[2] != 0, .first = w->args.i[3] != 0};
+  orr_sgd o = {.lr = f[0],
+               .momentum = f[1],
+               .dampening = f[2],
+               .weight_decay = f[3],
+               .grad_scale = f[4],
+               .nesterov = w->args.i[2] != 0,
+               .first = w->args.i[3] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
   orr_k_sgd(&o, item, (int)w->args.i[0]);
@@ -88,8 +96,14 @@ static orr_status run_sgd(const orr_work *w, int shard) {
 
 static orr_status run_adam(const orr_work *w, int shard) {
   const double *f = w->args.f;
-  orr_adam o = {.lr = f[0], .beta1 = f[1], .beta2 = f[2], .eps = f[3], .weight_decay = f[4],
-                .t = f[5], .grad_scale = f[6], .decoupled = w->args.i[2] != 0};
+  orr_adam o = {.lr = f[0],
+                .beta1 = f[1],
+                .beta2 = f[2],
+                .eps = f[3],
+                .weight_decay = f[4],
+                .t = f[5],
+                .grad_scale = f[6],
+                .decoupled = w->args.i[2] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
   orr_k_adam(&o, item, (int)w->args.i[0]);
@@ -99,8 +113,13 @@ static orr_status run_adam(const orr_work *w, int shard) {
 
 static orr_status run_rmsprop(const orr_work *w, int shard) {
   const double *f = w->args.f;
-  orr_rmsprop o = {.lr = f[0], .alpha = f[1], .eps = f[2], .weight_decay = f[3],
-                   .momentum = f[4], .grad_scale = f[5], .centered = w->args.i[2] != 0};
+  orr_rmsprop o = {.lr = f[0],
+                   .alpha = f[1],
+                   .eps = f[2],
+                   .weight_decay = f[3],
+                   .momentum = f[4],
+                   .grad_scale = f[5],
+                   .centered = w->args.i[2] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
   orr_k_rmsprop(&o, item, (int)w->args.i[0]);
@@ -110,12 +129,21 @@ static orr_status run_rmsprop(const orr_work *w, int shard) {
 
 #define STEP_FLAGS (ORR_OP_LIST | ORR_OP_ALWAYS_IN_PLACE | ORR_OP_NO_GRAD)
 
-static const orr_op sgd_step = {.name = "sgd_step", .flags = STEP_FLAGS, .infer = infer_step,
-                                .rule = rule_step, .run = run_sgd};
-static const orr_op adam_step = {.name = "adam_step", .flags = STEP_FLAGS, .infer = infer_step,
-                                 .rule = rule_step, .run = run_adam};
-static const orr_op rmsprop_step = {.name = "rmsprop_step", .flags = STEP_FLAGS,
-                                    .infer = infer_step, .rule = rule_step, .run = run_rmsprop};
+static const orr_op sgd_step = {.name = "sgd_step",
+                                .flags = STEP_FLAGS,
+                                .infer = infer_step,
+                                .rule = rule_step,
+                                .run = run_sgd};
+static const orr_op adam_step = {.name = "adam_step",
+                                 .flags = STEP_FLAGS,
+                                 .infer = infer_step,
+                                 .rule = rule_step,
+                                 .run = run_adam};
+static const orr_op rmsprop_step = {.name = "rmsprop_step",
+                                    .flags = STEP_FLAGS,
+                                    .infer = infer_step,
+                                    .rule = rule_step,
+                                    .run = run_rmsprop};
 
 /* ---- lists in groups ---- */
 
@@ -187,7 +215,8 @@ static orr_status settle_grad(const orr_tensor *param, orr_tensor *grad, orr_ten
   return status;
 }
 
-/* in: the group's tensors; gradients that had to be moved or packed stand, owned, at its end. */
+/* in: the group's tensors; gradients that had to be moved or packed stand, owned, at its
+ * end. */
 static orr_status dispatch_step(const step *s, const group *g, orr_tensor **in) {
   int n = g->n, states = s->lists->n_states, made = 0;
   orr_status status = ORR_OK;
@@ -211,7 +240,7 @@ static orr_status dispatch_step(const step *s, const group *g, orr_tensor **in) 
 static orr_status step_group(void *arg, orr_tensor *const *list, const group *g) {
   const step *s = arg;
   (void)list;
-  size_t room = (size_t)(g->n * (3 + s->lists->n_states));
+  size_t room = (size_t)g->n * (size_t)(3 + s->lists->n_states);
   orr_tensor **in = malloc(room * sizeof *in);
   if (!in) return orr_fail(ORR_EMEM, "out of host memory for a step of %d parameters", g->n);
   orr_status status = dispatch_step(s, g, in);
@@ -219,7 +248,8 @@ static orr_status step_group(void *arg, orr_tensor *const *list, const group *g)
   return status;
 }
 
-/* Where state is sharded, a device updates its slices of the parameters and gets the others'. */
+/* Where state is sharded, a device updates its slices of the parameters and gets the
+ * others'. */
 static orr_status step_slices(step *s) {
   const orr_optim_lists *lists = s->lists;
   orr_optim_lists sliced = *lists;
@@ -240,7 +270,8 @@ static orr_status step_slices(step *s) {
   return status;
 }
 
-static orr_status run_step(const orr_op *op, const orr_optim_lists *lists, const orr_args *args) {
+static orr_status run_step(const orr_op *op, const orr_optim_lists *lists,
+                           const orr_args *args) {
   step s = {.op = op, .lists = lists, .args = *args};
   bool was = orr_set_grad_mode(false), sliced = false;
   for (int k = 0; k < lists->n; k++) sliced = sliced || lists->param[k]->state_layout;
@@ -264,9 +295,8 @@ orr_status orr_adam_step(const orr_optim_lists *lists, const orr_adam *o) {
 }
 
 orr_status orr_rmsprop_step(const orr_optim_lists *lists, const orr_rmsprop *o) {
-  orr_args args = {
-      .i = {0, 0, o->centered},
-      .f = {o->lr, o->alpha, o->eps, o->weight_decay, o->momentum, o->grad_scale}};
+  orr_args args = {.i = {0, 0, o->centered},
+                   .f = {o->lr, o->alpha, o->eps, o->weight_decay, o->momentum, o->grad_scale}};
   return run_step(&rmsprop_step, lists, &args);
 }
 
@@ -321,15 +351,28 @@ static orr_status run_number(const orr_work *w, int shard) {
 
 #define NUMBER_FLAGS (ORR_OP_LIST | ORR_OP_NO_GRAD)
 
-static const orr_op list_sum = {.name = "list_norm", .flags = NUMBER_FLAGS, .partial = ORR_SUM,
-                                .n_out = 1, .infer = infer_number, .rule = rule_number,
+static const orr_op list_sum = {.name = "list_norm",
+                                .flags = NUMBER_FLAGS,
+                                .partial = ORR_SUM,
+                                .n_out = 1,
+                                .infer = infer_number,
+                                .rule = rule_number,
                                 .run = run_number};
-static const orr_op list_max = {.name = "list_norm_max", .flags = NUMBER_FLAGS,
-                                .partial = ORR_MAX, .n_out = 1, .infer = infer_number,
-                                .rule = rule_number, .run = run_number};
-static const orr_op list_bad = {.name = "list_finite", .code = 1, .flags = NUMBER_FLAGS,
-                                .partial = ORR_SUM, .n_out = 1, .infer = infer_number,
-                                .rule = rule_number, .run = run_number};
+static const orr_op list_max = {.name = "list_norm_max",
+                                .flags = NUMBER_FLAGS,
+                                .partial = ORR_MAX,
+                                .n_out = 1,
+                                .infer = infer_number,
+                                .rule = rule_number,
+                                .run = run_number};
+static const orr_op list_bad = {.name = "list_finite",
+                                .code = 1,
+                                .flags = NUMBER_FLAGS,
+                                .partial = ORR_SUM,
+                                .n_out = 1,
+                                .infer = infer_number,
+                                .rule = rule_number,
+                                .run = run_number};
 
 typedef struct number {
   const orr_op *op;
@@ -414,8 +457,11 @@ static orr_status run_scale(const orr_work *w, int shard) {
   return ORR_OK;
 }
 
-static const orr_op list_scale = {.name = "list_scale", .flags = STEP_FLAGS, .infer = infer_scale,
-                                  .rule = rule_scale, .run = run_scale};
+static const orr_op list_scale = {.name = "list_scale",
+                                  .flags = STEP_FLAGS,
+                                  .infer = infer_scale,
+                                  .rule = rule_scale,
+                                  .run = run_scale};
 
 typedef struct scaling {
   orr_tensor *by;

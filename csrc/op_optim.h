@@ -1,7 +1,8 @@
 /* op_optim.h: optimiser steps, norms, scaling and the finite check over lists of tensors.
  *
- * Invariant: tensors of a list may stand on several meshes; each mesh gets one queued call. Lists
- * are borrowed and may hold no NULL. Parameters and states are written in place, in no graph.
+ * Invariant: tensors of a list may stand on several meshes; each mesh gets one queued call.
+ * Lists are borrowed and may hold no NULL. Parameters and states are written in place, in no
+ * graph.
  * To add an optimiser: its options and op as in op_optim.c, its Lua function in lua_optim.c.
  */
 #ifndef ORR_OP_OPTIM_H
@@ -10,7 +11,8 @@
 #include "../kernels/optim.h"
 #include "op.h"
 
-/* n parameters, their gradients, and n_states lists of n states each (order: kernels/optim.h). */
+/* n parameters, their gradients, and n_states lists of n states each (order:
+ * kernels/optim.h). */
 typedef struct orr_optim_lists {
   int n, n_states;
   orr_tensor *const *param, *const *grad;

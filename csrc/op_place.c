@@ -1,9 +1,10 @@
-/* op_place.c: placement. For every mesh axis it lists the rows under which the op needs no other
- * device (one a shardable label, replicate, partial rows of linear ops, the op's own), prices the
- * moves that each row asks of the inputs, and takes the cheapest; ties go to the earlier row.
+/* op_place.c: placement. For every mesh axis it lists the rows under which the op needs no
+ * other device (one a shardable label, replicate, partial rows of linear ops, the op's own),
+ * prices the moves that each row asks of the inputs, and takes the cheapest; ties go to the
+ * earlier row.
  *
- * Invariant: the choice depends on shapes and layouts alone; axes are chosen in mesh order; a label
- * sharded on one axis is not sharded again on another.
+ * Invariant: the choice depends on shapes and layouts alone; axes are chosen in mesh order; a
+ * label sharded on one axis is not sharded again on another.
  * To add a row for one op: its `rule`.
  */
 #include <stdlib.h>
@@ -17,9 +18,9 @@ typedef struct chooser {
   orr_call *c;
   const orr_mesh *mesh;
   int axis;
-  uint32_t seen;      /* labels of the inputs */
-  uint32_t used;      /* labels sharded on an earlier axis */
-  double best_cost;   /* < 0: none yet */
+  uint32_t seen;    /* labels of the inputs */
+  uint32_t used;    /* labels sharded on an earlier axis */
+  double best_cost; /* < 0: none yet */
   int best_label;
   orr_row best, row;
 } chooser;
@@ -37,8 +38,8 @@ static orr_place present(const chooser *s, int k) {
   return is_host(s, k) ? replicate : s->c->in[k]->layout->axis[s->axis];
 }
 
-/* A Partial value that is scattered is gathered again before long: it costs what reducing it does.
- * Parameters rest where the plan put them: one moves only where every row moves one. */
+/* A Partial value that is scattered is gathered again before long: it costs what reducing it
+ * does. Parameters rest where the plan put them: one moves only where every row moves one. */
 static double move_cost(const chooser *s, int k, const orr_place *to) {
   static const double of_parameter = 1e6;
   const orr_tensor *t = s->c->in[k];
@@ -84,7 +85,8 @@ static void offer_uniform(chooser *s, orr_place in, orr_place out) {
   offer(s, &s->row, 0);
 }
 
-/* Whether axis 0 of input k's layout shards `dim` too: its bounds then hang on the coordinate. */
+/* Whether axis 0 of input k's layout shards `dim` too: its bounds then hang on the
+ * coordinate. */
 static bool nested(const chooser *s, int k, int dim) {
   if (s->axis == 0) return false;
   const orr_place *outer = &s->c->in[k]->layout->axis[0];
@@ -98,7 +100,8 @@ static int64_t *label_bounds(const chooser *s, int label) {
     const orr_tensor *t = s->c->in[k];
     if (!t || is_host(s, k)) continue;
     orr_place p = present(s, k);
-    if (p.kind != ORR_SHARD || s->c->in_label[k][p.dim] != label || nested(s, k, p.dim)) continue;
+    if (p.kind != ORR_SHARD || s->c->in_label[k][p.dim] != label || nested(s, k, p.dim))
+      continue;
     if (orr_tensor_numel(t) <= largest) continue;
     largest = orr_tensor_numel(t);
     bounds = p.bounds;
@@ -132,16 +135,15 @@ static void offer_linear(chooser *s) {
   if (c->op->flags & ORR_OP_LINEAR) {
     /* Added once: a small addend that is not Partial stands on the first device alone. */
     for (int k = 0; k < c->n_in; k++) {
-      bool small = orr_tensor_numel(c->in[k]) <
-                   orr_numel(c->out_meta[0].ndim, c->out_meta[0].shape);
+      bool small =
+          orr_tensor_numel(c->in[k]) < orr_numel(c->out_meta[0].ndim, c->out_meta[0].shape);
       if (present(s, k).kind != ORR_PARTIAL && !small) return;
     }
     offer_uniform(s, partial(ORR_SUM), partial(ORR_SUM));
   } else if (c->op->flags & ORR_OP_MULTILINEAR) {
     for (int k = 0; k < c->n_in; k++) {
       if (!c->in[k] || present(s, k).kind != ORR_PARTIAL) continue;
-      for (int j = 0; j < c->n_in; j++)
-        s->row.in[j] = j == k ? partial(ORR_SUM) : replicate;
+      for (int j = 0; j < c->n_in; j++) s->row.in[j] = j == k ? partial(ORR_SUM) : replicate;
       for (int j = 0; j < c->n_out; j++) s->row.out[j] = partial(ORR_SUM);
       offer(s, &s->row, 0);
     }
@@ -172,8 +174,9 @@ static orr_status choose(chooser *s) {
       if ((s->seen & ~s->used) >> label & 1) offer_label(s, label);
   }
   if (s->best_cost < 0)
-    return orr_fail(ORR_EARG, "an in-place write would land on a redistributed copy of its "
-                              "target; use the form without _");
+    return orr_fail(ORR_EARG,
+                    "an in-place write would land on a redistributed copy of its "
+                    "target; use the form without _");
   if (s->best_label) s->used |= 1u << s->best_label;
   return ORR_OK;
 }
@@ -245,8 +248,9 @@ static orr_status place(orr_call *c, const orr_mesh *mesh, orr_layout **want,
   return status;
 }
 
-/* The target of an in-place write becomes its reduced self, where nobody else looks at its memory:
- * on one device the write is legal, so it is under a plan. False: it stays as it was. */
+/* The target of an in-place write becomes its reduced self, where nobody else looks at its
+ * memory: on one device the write is legal, so it is under a plan. False: it stays as it
+ * was. */
 static bool reduce_target(const orr_call *c) {
   orr_tensor *t = c->in[0], *whole;
   const orr_layout *now = t->layout;

@@ -1,7 +1,7 @@
 /* op_pool.c: max and average pooling of (N, C, H, W).
  *
- * Invariant: samples and channels may be sharded, planes stay whole. The result takes the stride
- * order of x. Max pooling remembers where each maximum stood, and its gradient is fused.
+ * Invariant: samples and channels may be sharded, planes stay whole. The result takes the
+ * stride order of x. Max pooling remembers where each maximum stood, and its gradient is fused.
  * To add a pooling: its kernel in kernels/pool.h, its op and the op of its gradient here.
  */
 #include "../kernels/pool.h"
@@ -9,8 +9,8 @@
 #include "cpu_onednn.h"
 #include "op.h"
 
-/* args.i of both: the kernel, strides, paddings; then dilations (max), or whether padding counts
- * (average); then, for a gradient, the two sizes of x. */
+/* args.i of both: the kernel, strides, paddings; then dilations (max), or whether padding
+ * counts (average); then, for a gradient, the two sizes of x. */
 enum { DILATION = 6, INCLUDE_PAD = 6, MAX_SIZES = 8, AVG_SIZES = 7 };
 
 static orr_window window_of(const orr_args *args, bool dilated) {
@@ -33,8 +33,9 @@ static orr_status pooled(const orr_call *c, bool dilated) {
   for (int k = 0; k < 2; k++) {
     if (w.kernel[k] < 1 || w.stride[k] < 1 || w.dilation[k] < 1 || w.padding[k] < 0 ||
         2 * w.padding[k] > w.kernel[k])
-      return orr_fail(ORR_EARG, "the kernel, strides and dilations must be at least 1, paddings "
-                                "at most half the kernel");
+      return orr_fail(ORR_EARG,
+                      "the kernel, strides and dilations must be at least 1, paddings "
+                      "at most half the kernel");
     if (x->shape[2 + k] + 2 * w.padding[k] - w.dilation[k] * (w.kernel[k] - 1) - 1 < 0)
       return orr_fail(ORR_EARG, "the kernel does not fit into x and its padding");
   }
@@ -48,7 +49,8 @@ static void set_planes(orr_call *c, bool dilated) {
   for (int k = 0; k < 2; k++)
     y->shape[2 + k] =
         (y->shape[2 + k] + 2 * w.padding[k] - w.dilation[k] * (w.kernel[k] - 1) - 1) /
-            w.stride[k] + 1;
+            w.stride[k] +
+        1;
 }
 
 static void label_pool(orr_call *c) {
@@ -143,8 +145,8 @@ static const orr_op max_pool2d = {.name = "max_pool2d",
                                   .n_out = 1,
                                   .compose = compose_max};
 
-/* ---- average: by oneDNN where it may be, 2 to 4 times as fast on channels-last f32; for the maximum
- * the library's kernel is as fast as oneDNN or faster ---- */
+/* ---- average: by oneDNN where it may be, 2 to 4 times as fast on channels-last f32; for the
+ * maximum the library's kernel is as fast as oneDNN or faster ---- */
 
 static orr_onednn_pool mean_of(const orr_args *args) {
   orr_onednn_pool g = {.kind = args->i[INCLUDE_PAD] ? ORR_ONEDNN_POOL_MEAN_PADDED
@@ -158,7 +160,9 @@ static orr_onednn_pool mean_of(const orr_args *args) {
   return g;
 }
 
-static bool for_onednn(const orr_view *x) { return x->dtype == ORR_F32 || x->dtype == ORR_BF16; }
+static bool for_onednn(const orr_view *x) {
+  return x->dtype == ORR_F32 || x->dtype == ORR_BF16;
+}
 
 static orr_status infer_avg(orr_call *c) {
   ORR_TRY(pooled(c, false));
@@ -220,5 +224,5 @@ static const orr_op avg_pool2d = {.name = "avg_pool2d",
                                   .run = run_avg,
                                   .grad = grad_avg};
 
-const orr_op *const orr_ops_pool[] = {&max_pool2d,  &max_pool2d_indexed, &max_pool2d_grad,
+const orr_op *const orr_ops_pool[] = {&max_pool2d, &max_pool2d_indexed, &max_pool2d_grad,
                                       &avg_pool2d, &avg_pool2d_grad,    NULL};

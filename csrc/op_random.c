@@ -1,7 +1,7 @@
 /* op_random.c: tensors of random numbers, and dropout.
  *
- * Invariant: an element depends on the call's key and its global index, so no placement changes it;
- * dropout keeps no mask, its gradient draws it again from the key.
+ * Invariant: an element depends on the call's key and its global index, so no placement changes
+ * it; dropout keeps no mask, its gradient draws it again from the key.
  * To add a distribution: a run function here, over `global_of` its shard.
  */
 #include "op_random.h"
@@ -62,8 +62,8 @@ orr_status orr_random_permutation(const orr_random_key *key, int64_t n, orr_tens
 
 /* ---- dropout ---- */
 
-/* Rows of a micro-batch (args.i[4..6]: rows of the batch, the first, how many) are drawn as the rows
- * of the whole batch that they are. */
+/* Rows of a micro-batch (args.i[4..6]: rows of the batch, the first, how many) are drawn as the
+ * rows of the whole batch that they are. */
 static void move_to_batch(const orr_args *args, orr_global *global) {
   int64_t rows = args->i[4], first = args->i[5], n = args->i[6];
   if (rows == 0 || n == 0 || global->ndim == 0 || global->shape[0] % n) return;
@@ -76,8 +76,8 @@ static orr_status run_dropout(const orr_work *w, int shard) {
   orr_random_key key = orr_random_key_of(&w->args);
   orr_global global = global_of(w, shard);
   move_to_batch(&w->args, &global);
-  orr_k_dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0), orr_work_out(w, shard, 0),
-                NULL);
+  orr_k_dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0),
+                orr_work_out(w, shard, 0), NULL);
   return ORR_OK;
 }
 
@@ -125,6 +125,10 @@ static const orr_op dropout = {.name = "dropout",
                                .n_out = 1,
                                .compose = compose_dropout};
 
-const orr_op *const orr_ops_random[] = {&orr_op_uniform,   &orr_op_normal, &orr_op_randint,
-                                        &orr_op_bernoulli, &dropout_keyed, &dropout,
+const orr_op *const orr_ops_random[] = {&orr_op_uniform,
+                                        &orr_op_normal,
+                                        &orr_op_randint,
+                                        &orr_op_bernoulli,
+                                        &dropout_keyed,
+                                        &dropout,
                                         NULL};

@@ -1,7 +1,7 @@
 /* op_random.h: the creators of random tensors, for the binding.
  *
- * Invariant: args.i[0..3] is the key (random_state.h); numbers depend on it and on the global index
- * alone. To add a distribution: its kernel, its op here.
+ * Invariant: args.i[0..3] is the key (random_state.h); numbers depend on it and on the global
+ * index alone. To add a distribution: its kernel, its op here.
  */
 #ifndef ORR_OP_RANDOM_H
 #define ORR_OP_RANDOM_H

@@ -59,7 +59,7 @@ orr_status orr_record_call(orr_call *c, orr_tensor *const *given) {
     list = grown;
     room = more;
   }
-  size_t n = (size_t)(c->n_in + c->n_out);
+  size_t n = (size_t)c->n_in + (size_t)c->n_out;
   orr_record r = {.op = c->op, .n_in = c->n_in, .n_out = c->n_out};
   r.tensor = calloc(1, n * (sizeof *r.tensor + sizeof *r.label) + 1);
   if (!r.tensor) return orr_fail(ORR_EMEM, "out of host memory for a record of a call");

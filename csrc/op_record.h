@@ -1,5 +1,5 @@
-/* op_record.h: the calls of one run in order, with what their tensors share: for passes that must
- * see a net as ops (the splits inside layers, the costs of layers).
+/* op_record.h: the calls of one run in order, with what their tensors share: for passes that
+ * must see a net as ops (the splits inside layers, the costs of layers).
  * Invariant: recorded tensors are kept until orr_record_clear; none is taken for another.
  */
 #ifndef ORR_OP_RECORD_H
@@ -10,7 +10,7 @@
 typedef struct orr_record {
   const orr_op *op;
   int n_in, n_out;
-  orr_tensor **tensor;   /* inputs (NULL where absent), then outputs */
+  orr_tensor **tensor;           /* inputs (NULL where absent), then outputs */
   uint8_t (*label)[ORR_MAX_DIM]; /* of each: dims that go together, as in orr_call */
 } orr_record;
 

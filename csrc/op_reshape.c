@@ -1,7 +1,8 @@
 /* op_reshape.c: view, reshape and flatten; cat, and the gradient of narrow (zeros around it).
  *
- * Invariant: a reshape of a sharded tensor is local where the sharded dim leads its group of merged
- * or split dims and its bounds fall on the new dim's; otherwise placing gathers that dim first.
+ * Invariant: a reshape of a sharded tensor is local where the sharded dim leads its group of
+ * merged or split dims and its bounds fall on the new dim's; otherwise placing gathers that dim
+ * first.
  * To add a reshaping op: compute the shape, call reshape_to.
  */
 #include <string.h>
@@ -98,9 +99,10 @@ static int rule_view(const orr_call *c, int axis, orr_row *rows, int max, bool *
 static orr_status view_view(const orr_call *c, int shard, orr_shard *out) {
   const orr_shard *s = &c->in[0]->shard[shard];
   out->offset = s->offset;
-  if (!orr_view_strides(c->in[0]->meta.ndim, s->shape, s->stride, c->out_meta[0].ndim, out->shape,
-                        out->stride))
-    return orr_fail(ORR_EARG, "its strides do not allow this shape without a copy; use reshape");
+  if (!orr_view_strides(c->in[0]->meta.ndim, s->shape, s->stride, c->out_meta[0].ndim,
+                        out->shape, out->stride))
+    return orr_fail(ORR_EARG,
+                    "its strides do not allow this shape without a copy; use reshape");
   return ORR_OK;
 }
 
@@ -109,16 +111,16 @@ static orr_status grad_view(orr_grad *g) {
   return g->status;
 }
 
-#define VIEW(NAME, ARGS)                                                                   \
-  {                                                                                        \
+#define VIEW(NAME, ARGS)                                                                     \
+  {                                                                                          \
     .name = NAME, .args = ARGS, .flags = ORR_OP_VIEW | ORR_OP_LINEAR, .n_in = 1, .n_out = 1, \
-    .infer = infer_view, .rule = rule_view, .view = view_view, .grad = grad_view           \
+    .infer = infer_view, .rule = rule_view, .view = view_view, .grad = grad_view             \
   }
 const orr_op orr_op_view = VIEW("view", "t L");
 static const orr_op view_by_reshape = VIEW("reshape", NULL); /* for its errors */
 
-/* Whether the shards are dense and row-major, and stay so when placing gathers them: the stride of a
- * dim that is 1 on a shard alone then orders the whole. */
+/* Whether the shards are dense and row-major, and stay so when placing gathers them: the stride
+ * of a dim that is 1 on a shard alone then orders the whole. */
 static bool is_row_major(const orr_tensor *t) {
   if (!orr_tensor_is_contiguous(t)) return false;
   if (orr_tensor_is_single(t)) return true;

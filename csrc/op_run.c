@@ -1,9 +1,9 @@
-/* op_run.c: runs a placed call. On the caller's thread at once where the device is inline, else as
- * one record that every device's queue holds an item of. Profile, anomaly mode and the poison of
- * failed items live here, once for all ops.
+/* op_run.c: runs a placed call. On the caller's thread at once where the device is inline, else
+ * as one record that every device's queue holds an item of. Profile, anomaly mode and the
+ * poison of failed items live here, once for all ops.
  *
- * Invariant: a record is immutable once pushed, and freed by whoever finishes its last shard; the
- * buffers' events are updated before the next call is looked at.
+ * Invariant: a record is immutable once pushed, and freed by whoever finishes its last shard;
+ * the buffers' events are updated before the next call is looked at.
  * To add what every op must do when it runs: run_shard (workers) or orr_run_call (controller).
  */
 #include <stdio.h>
@@ -60,7 +60,8 @@ static orr_status run_timed(const orr_work *w, int shard) {
   const orr_device *d = orr_device_at(w->mesh->device[shard]);
   bool profiling = orr_profiling(), timeline = orr_timeline_on();
   if (!profiling && !timeline) return d->backend->run(w, shard);
-  orr_timeline_event e = {.name = w->op->name, .device = d, .mark = w->mark, .start = orr_seconds()};
+  orr_timeline_event e = {
+      .name = w->op->name, .device = d, .mark = w->mark, .start = orr_seconds()};
   orr_status status = d->backend->run(w, shard);
   e.end = orr_seconds();
   if (profiling) orr_profile_add(w, shard, e.end - e.start);
@@ -150,7 +151,8 @@ static int deps_max(const orr_call *c, int shard) {
   int n = 0;
   for (int k = 0; k < c->n_in; k++)
     if (c->in[k]) n += orr_buffer_deps_max(orr_tensor_buffer(c->in[k], shard));
-  for (int k = 0; k < c->n_out; k++) n += orr_buffer_deps_max(orr_tensor_buffer(c->out[k], shard));
+  for (int k = 0; k < c->n_out; k++)
+    n += orr_buffer_deps_max(orr_tensor_buffer(c->out[k], shard));
   return n;
 }
 
@@ -176,7 +178,8 @@ static orr_status update_events(const orr_call *c, int shard, orr_event e) {
       ORR_TRY(orr_buffer_add_reader(orr_tensor_buffer(c->in[k], shard), e));
   for (int k = 0; k < c->n_written; k++)
     if (c->in[k]) orr_buffer_set_writer(orr_tensor_buffer(c->in[k], shard), e);
-  for (int k = 0; k < c->n_out; k++) orr_buffer_set_writer(orr_tensor_buffer(c->out[k], shard), e);
+  for (int k = 0; k < c->n_out; k++)
+    orr_buffer_set_writer(orr_tensor_buffer(c->out[k], shard), e);
   return ORR_OK;
 }
 

@@ -1,8 +1,9 @@
 /* op_shape.c: views: transpose, permute, expand, narrow, select, squeeze and unsqueeze.
  *
- * Invariant: a view shares its input's memory shard by shard; a sharded dim stays sharded under its
- * new number. Where a view cannot be local, placing gathers first.
- * To add a view: infer gives the global shape, `view` the strides of one shard, grad the inverse.
+ * Invariant: a view shares its input's memory shard by shard; a sharded dim stays sharded under
+ * its new number. Where a view cannot be local, placing gathers first.
+ * To add a view: infer gives the global shape, `view` the strides of one shard, grad the
+ * inverse.
  */
 #include <string.h>
 
@@ -26,7 +27,8 @@ static orr_status infer_permute(orr_call *c) {
   for (int d = 0; d < x->ndim; d++) {
     int64_t from = c->args.i[1 + d];
     ORR_TRY(check_dim(c, from));
-    if (seen >> from & 1) return orr_fail(ORR_EARG, "dimension %d is named twice", (int)from + 1);
+    if (seen >> from & 1)
+      return orr_fail(ORR_EARG, "dimension %d is named twice", (int)from + 1);
     seen |= 1u << from;
     c->out_meta[0].shape[d] = x->shape[from];
   }
@@ -224,7 +226,8 @@ static orr_status infer_unsqueeze(orr_call *c) {
   orr_meta *y = &c->out_meta[0];
   int64_t d = c->args.i[0];
   if (d < 0 || d > x->ndim || x->ndim == ORR_MAX_DIM)
-    return orr_fail(ORR_EARG, "no dimension %lld can be added to %d", (long long)d + 1, x->ndim);
+    return orr_fail(ORR_EARG, "no dimension %lld can be added to %d", (long long)d + 1,
+                    x->ndim);
   y->dtype = x->dtype;
   y->ndim = x->ndim + 1;
   for (int k = 0, from = 0; k < y->ndim; k++) y->shape[k] = k == d ? 1 : x->shape[from++];
@@ -330,6 +333,8 @@ static const orr_op select_op = {
     .name = "select", .args = "t d i", .n_in = 1, .n_out = 1, .compose = compose_select};
 
 const orr_op *const orr_ops_shape[] = {
-    &orr_op_permute, &orr_op_transpose, &t_op,           &orr_op_expand,      &orr_op_narrow,
-    &orr_op_squeeze, &orr_op_unsqueeze, &select_op,      &orr_op_narrow_grad, &orr_op_view,
-    &orr_op_reshape, &orr_op_flatten,   &orr_op_squeeze_all, &orr_op_cat,     NULL};
+    &orr_op_permute,     &orr_op_transpose, &t_op,
+    &orr_op_expand,      &orr_op_narrow,    &orr_op_squeeze,
+    &orr_op_unsqueeze,   &select_op,        &orr_op_narrow_grad,
+    &orr_op_view,        &orr_op_reshape,   &orr_op_flatten,
+    &orr_op_squeeze_all, &orr_op_cat,       NULL};

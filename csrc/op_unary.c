@@ -23,7 +23,8 @@ static orr_status run_unary(const orr_work *w, int shard) {
 
 /* in: g, x or NULL, y or NULL; args.i[0]: the row. */
 static orr_status run_unary_grad(const orr_work *w, int shard) {
-  orr_k_unary_grad((int)w->args.i[0], orr_work_has(w, shard, 1) ? orr_work_in(w, shard, 1) : NULL,
+  orr_k_unary_grad((int)w->args.i[0],
+                   orr_work_has(w, shard, 1) ? orr_work_in(w, shard, 1) : NULL,
                    orr_work_has(w, shard, 2) ? orr_work_in(w, shard, 2) : NULL,
                    orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
   return ORR_OK;
@@ -50,8 +51,8 @@ static orr_tensor *gated(orr_grad *g, orr_tensor *x, orr_tensor *u, orr_tensor *
 
 static orr_tensor *gelu_slope(orr_grad *g, orr_tensor *x) {
   orr_tensor *cdf = orr_g_unary(g, ORR_UN_erf, orr_g_scale(g, x, 0.70710678118654752440));
-  orr_tensor *pdf = orr_g_unary(g, ORR_UN_exp,
-                                orr_g_scale(g, orr_g_unary(g, ORR_UN_square, x), -0.5));
+  orr_tensor *pdf =
+      orr_g_unary(g, ORR_UN_exp, orr_g_scale(g, orr_g_unary(g, ORR_UN_square, x), -0.5));
   return orr_g_add(g, orr_g_scale(g, orr_g_shift(g, cdf, 1), 0.5),
                    orr_g_scale(g, orr_g_mul(g, x, pdf), 0.39894228040143267794));
 }
@@ -82,10 +83,8 @@ static orr_tensor *composed(orr_grad *g) {
     case ORR_UN_reciprocal:
       return orr_g_mul(g, orr_g_scale(g, gy, -1), orr_g_unary(g, ORR_UN_square, y));
     case ORR_UN_sin: return orr_g_mul(g, gy, orr_g_unary(g, ORR_UN_cos, x));
-    case ORR_UN_cos:
-      return orr_g_mul(g, orr_g_scale(g, gy, -1), orr_g_unary(g, ORR_UN_sin, x));
-    case ORR_UN_tanh:
-      return orr_g_mul(g, gy, one_minus(g, orr_g_unary(g, ORR_UN_square, y)));
+    case ORR_UN_cos: return orr_g_mul(g, orr_g_scale(g, gy, -1), orr_g_unary(g, ORR_UN_sin, x));
+    case ORR_UN_tanh: return orr_g_mul(g, gy, one_minus(g, orr_g_unary(g, ORR_UN_square, y)));
     case ORR_UN_sigmoid: return orr_g_mul(g, gy, orr_g_mul(g, y, one_minus(g, y)));
     case ORR_UN_softplus: return orr_g_mul(g, gy, orr_g_unary(g, ORR_UN_sigmoid, x));
     case ORR_UN_silu: {
@@ -112,19 +111,18 @@ static orr_status grad_unary(orr_grad *g) {
 }
 
 static const orr_op unary[] = {
-#define ORR_UNARY(NAME, formula, derivative, f)                                      \
-  {.name = #NAME,                                                                    \
-   .args = "t",                                                                      \
-   .code = ORR_UN_##NAME,                                                            \
-   .flags = ORR_OP_IN_PLACE | ORR_OP_LIKE_IN | ((f)&ORR_LINEAR ? ORR_OP_LINEAR : 0) | \
-            ((f)&ORR_BOOL_OUT ? ORR_OP_NO_GRAD : 0),                                 \
-   .save = ((f)&ORR_GRAD_X ? ORR_SAVE_IN(0) : 0) |                                   \
-           ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0),                                   \
-   .n_in = 1,                                                                        \
-   .n_out = 1,                                                                       \
-   .infer = infer_unary,                                                             \
-   .label = orr_label_same,                                                          \
-   .run = run_unary,                                                                 \
+#define ORR_UNARY(NAME, formula, derivative, f)                                            \
+  {.name = #NAME,                                                                          \
+   .args = "t",                                                                            \
+   .code = ORR_UN_##NAME,                                                                  \
+   .flags = ORR_OP_IN_PLACE | ORR_OP_LIKE_IN | ((f)&ORR_LINEAR ? ORR_OP_LINEAR : 0) |      \
+            ((f)&ORR_BOOL_OUT ? ORR_OP_NO_GRAD : 0),                                       \
+   .save = ((f)&ORR_GRAD_X ? ORR_SAVE_IN(0) : 0) | ((f)&ORR_GRAD_Y ? ORR_SAVE_OUT(0) : 0), \
+   .n_in = 1,                                                                              \
+   .n_out = 1,                                                                             \
+   .infer = infer_unary,                                                                   \
+   .label = orr_label_same,                                                                \
+   .run = run_unary,                                                                       \
    .grad = grad_unary},
 #include "../kernels/unary.def"
 };

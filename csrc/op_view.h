@@ -32,8 +32,7 @@ static inline const orr_view *orr_expand_view(const orr_view *v, const orr_view 
 /* [first, first + n) of dim d. */
 static inline orr_view orr_narrow_view(const orr_view *v, int d, int64_t first, int64_t n) {
   orr_view r = *v;
-  if (r.data)
-    r.data = (char *)r.data + first * r.stride[d] * (int64_t)orr_dtype_size(r.dtype);
+  if (r.data) r.data = (char *)r.data + first * r.stride[d] * (int64_t)orr_dtype_size(r.dtype);
   r.shape[d] = n;
   return r;
 }

@@ -22,14 +22,10 @@ static orr_word parse_word(const char *text, size_t n) {
     char value[32];
     snprintf(value, sizeof value, "%.*s", (int)(n - at - 1), text + at + 1);
     w.has_default = true;
-    if (strcmp(value, "nil") == 0)
-      w.otherwise = NAN;
-    else if (strcmp(value, "true") == 0)
-      w.otherwise = 1;
-    else if (strcmp(value, "false") == 0)
-      w.otherwise = 0;
-    else
-      w.otherwise = strtod(value, NULL);
+    if (strcmp(value, "nil") == 0) w.otherwise = NAN;
+    else if (strcmp(value, "true") == 0) w.otherwise = 1;
+    else if (strcmp(value, "false") == 0) w.otherwise = 0;
+    else w.otherwise = strtod(value, NULL);
   }
   return w;
 }

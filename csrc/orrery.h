@@ -147,7 +147,8 @@ ORR_API bool orrery_grad_mode(bool on);
 /* ---- devices and plans ---- */
 
 /* The mesh of a plan's text, "data<0,1>", or one device's, "cpu:1". A plan that cannot run is
- * refused with the reason and the nearest that can; a plan of several stages has a mesh a stage. */
+ * refused with the reason and the nearest that can; a plan of several stages has a mesh a
+ * stage. */
 ORR_API orr_status orrery_mesh(const char *text, const orr_mesh **out);
 /* The same value on the mesh: "replicate", "shard(d)" (balanced parts of dimension d, from 1),
  * or "partial(sum)", for every axis; ignored on one device. Recorded for backward. Memory is

@@ -1,4 +1,5 @@
-/* orrery_int.h: every internal struct and the functions between files, in the order of the layers.
+/* orrery_int.h: every internal struct and the functions between files, in the order of the
+ * layers.
  *
  * Invariant: one controller thread (the one that runs Lua) owns everything here except what is
  * marked "worker": counts, layouts, tensors and the tape need no locks. Workers see orr_work
@@ -25,11 +26,12 @@
     if (orr_try_status) return orr_try_status; \
   } while (0)
 
-/* ==== L0: dtype.c, shape.c ================================================================= */
+/* ==== L0: dtype.c, shape.c ================================================================ */
 
 size_t orr_dtype_size(orr_dtype dtype);
 const char *orr_dtype_name(orr_dtype dtype);
-orr_status orr_dtype_parse(const char *name, orr_dtype *out); /* "f32"; lists the names on error */
+orr_status orr_dtype_parse(const char *name,
+                           orr_dtype *out); /* "f32"; lists the names on error */
 bool orr_dtype_is_float(orr_dtype dtype);
 orr_dtype orr_dtype_promote(orr_dtype a, orr_dtype b);
 
@@ -47,11 +49,12 @@ bool orr_is_contiguous(int ndim, const int64_t *shape, const int64_t *stride);
 /* "(2, 3)" into buf; returns buf. */
 char *orr_shape_text(int ndim, const int64_t *shape, char *buf, size_t size);
 orr_status orr_broadcast(const char *op, const orr_meta *a, const orr_meta *b, orr_meta *out);
-/* Strides that give the same elements under `new_shape` without a copy; false where none exist. */
+/* Strides that give the same elements under `new_shape` without a copy; false where none
+ * exist. */
 bool orr_view_strides(int ndim, const int64_t *shape, const int64_t *stride, int new_ndim,
                       const int64_t *new_shape, int64_t *new_stride);
 
-/* ==== L0: layout.c ========================================================================= */
+/* ==== L0: layout.c ======================================================================== */
 
 typedef enum orr_place_kind { ORR_REPLICATE, ORR_SHARD, ORR_PARTIAL } orr_place_kind;
 typedef enum orr_partial_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_partial_kind;
@@ -59,22 +62,22 @@ typedef enum orr_partial_kind { ORR_SUM, ORR_MAX, ORR_MIN } orr_partial_kind;
 /* Devices are named by their index in the device table (device.c); 0 is `cpu`. Meshes are
  * interned: two with the same axes and devices are one pointer, and live for ever. */
 struct orr_mesh {
-  int n_axes;            /* 0 for a single device */
+  int n_axes; /* 0 for a single device */
   int size[ORR_MAX_AXES];
   const char *name[ORR_MAX_AXES]; /* "data", "tensor" or the user's */
-  int n;                 /* devices, row-major over the axes */
+  int n;                          /* devices, row-major over the axes */
   int device[];
 };
 
-/* bounds: ORR_SHARD only. Part i of the dim is [bounds[i], bounds[i+1]). Where axis 0 shards the
- * same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1).
+/* bounds: ORR_SHARD only. Part i of the dim is [bounds[i], bounds[i+1]). Where axis 0 shards
+ * the same dim, axis 1 has one such row a coordinate of axis 0: row c starts at c*(size[1]+1).
  * Bounds are positions in the global dim, in nested rows too. */
 typedef struct orr_place {
   orr_place_kind kind;
-  int dim;               /* ORR_SHARD: from 0 */
-  orr_partial_kind op;    /* ORR_PARTIAL */
+  int dim;             /* ORR_SHARD: from 0 */
+  orr_partial_kind op; /* ORR_PARTIAL */
   int64_t *bounds;
-  int64_t unit;          /* ORR_SHARD without bounds: they are multiples of it; 0 counts as 1 */
+  int64_t unit; /* ORR_SHARD without bounds: they are multiples of it; 0 counts as 1 */
 } orr_place;
 
 typedef struct orr_layout {
@@ -93,7 +96,7 @@ void orr_mesh_group(const orr_mesh *mesh, int rank, int axis, int *first, int *s
 /* `place` is copied, bounds included; bounds NULL asks for the balanced split of shape[dim]. */
 orr_status orr_layout_new(const orr_mesh *mesh, const orr_place *place, int ndim,
                           const int64_t *shape, orr_layout **out);
-orr_layout *orr_layout_single(int device);          /* borrowed; one a device */
+orr_layout *orr_layout_single(int device);           /* borrowed; one a device */
 orr_layout *orr_layout_replicate(const orr_mesh *m); /* borrowed; one a mesh */
 orr_layout *orr_layout_ref(orr_layout *layout);
 void orr_layout_free(orr_layout *layout);
@@ -118,165 +121,47 @@ extern const char *(*orr_device_label_hook)(int device, bool in_plan);
  * "partial(sum)". */
 orr_status orr_place_parse(const char *text, int ndim, orr_place *out);
 
-/* ==== L1: device.c, queue.c, alloc.c, cpu.c ================================================ */
+#include "device.h"
 
-struct orr_queue;
-struct orr_device;
-
-/* Complete once the queue has finished item number `seq`. queue NULL: complete. */
-typedef struct orr_event {
-  struct orr_queue *queue;
-  uint64_t seq;
-} orr_event;
-
-/* One block of device memory. Buffers are recycled by the allocator with their events, so that a
- * new owner waits for the old one's foreign readers; the struct outlives every queued item. */
-typedef struct orr_buffer {
-  struct orr_device *device;
-  void *data;            /* NULL on meta and for 0 bytes */
-  size_t bytes;          /* asked for */
-  size_t capacity;       /* of the block */
-  orr_event writer;      /* last writer */
-  int n_readers, cap_readers;
-  orr_event *readers;    /* last reader of each queue since the writer */
-  atomic_uint poison;    /* worker: == orr_poison_epoch() when poisoned */
-  struct orr_buffer *next; /* free list */
-} orr_buffer;
-
-typedef enum orr_device_kind { ORR_DEVICE_CPU, ORR_DEVICE_META, ORR_DEVICE_CUDA } orr_device_kind;
-
-struct orr_work;
-
-/* What a kind of device must provide. One const struct a kind; "(optional)" may be NULL. */
-typedef struct orr_backend {
-  const char *name;
-  orr_status (*memory_new)(struct orr_device *d, size_t bytes, void **out);
-  void (*memory_free)(struct orr_device *d, void *data, size_t bytes);
-  orr_status (*run)(const struct orr_work *work, int shard); /* worker: one shard of one call */
-  void (*thread_start)(struct orr_device *d); /* (optional) worker: before its first item */
-} orr_backend;
-
-typedef struct orr_device {
-  int index;             /* in the device table */
-  int id;                /* k of "cpu:k"; -1 for `cpu` and `meta` */
-  orr_device_kind kind;
-  char name[16];
-  char model[96];
-  const orr_backend *backend;
-  bool is_inline;        /* runs on the caller's thread, no queue: `cpu` */
-  int threads;           /* its team */
-  struct orr_queue *compute, *comm; /* NULL when inline or meta */
-  size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
-  void *pool;            /* alloc.c */
-} orr_device;
-
-/* device.c: the table, made at first use from the environment (ORRERY_CPU_DEVICES,
- * ORRERY_ENGINE). Index 0 `cpu`, 1..N `cpu:0`.., then `meta`. */
-orr_status orr_devices_open(void);
-void orr_devices_close(void); /* drains, joins the workers, frees all caches */
-int orr_device_count(void);   /* of the whole table */
-orr_device *orr_device_at(int index);
-int orr_device_visible(void); /* N of cpu:0..N-1 */
-/* "cpu", "cpu:1", "meta", "1" (the k-th visible). Out of range: says how many, and why. */
-orr_status orr_device_find(const char *name, orr_device **out);
-orr_status orr_device_visible_at(int64_t k, orr_device **out);
-int orr_cores(void);
-/* The team of the `cpu` device. */
-orr_status orr_set_threads(int n);
-/* Bytes of the host's memory, or of what a new process could take of it; a container's bounds
- * count. 0: unknown. */
-int64_t orr_host_memory(bool available);
-/* Waits for all queues of `d` (NULL: of all devices), then raises the first error of queued work,
- * clearing it and every poison. Polls for interrupts. */
-orr_status orr_synchronize(orr_device *d);
-
-/* queue.c. Items are (deps, ready, run), never a wait; an item starts when it heads its queue,
- * its deps are complete and ready() is NULL or true. Engines: thread, inline, shuffle:SEED. */
-typedef struct orr_item {
-  const orr_event *deps; /* must live until the item has run */
-  int n_deps;
-  bool (*ready)(void *arg, int part); /* worker; must be cheap; may become true only */
-  void (*run)(void *arg, int part);   /* worker */
-  void *arg;
-  int part;
-} orr_item;
-orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *done);
-bool orr_event_done(orr_event e);
-orr_status orr_event_wait(orr_event e); /* controller; polls interrupts; drives non-thread engines */
-/* Worker: something a ready() may look at has changed (by an atomic read-modify-write or a
- * sequentially consistent store); wakes who sleeps on a ready(). */
-void orr_queue_notify(void);
-
-/* Errors of queued work. The first one is kept until raised. */
-void orr_work_error(orr_status status, const char *message); /* worker */
-bool orr_work_error_pending(void);
-unsigned orr_poison_epoch(void);
-orr_status orr_work_error_raise(void); /* controller, queues drained: returns it, clears all */
-
-/* alloc.c: the caching allocator. Controller only. */
-orr_status orr_buffer_new(orr_device *d, size_t bytes, orr_buffer **out);
-void orr_buffer_free(orr_buffer *take_b); /* back to the cache, queue-ordered */
-void orr_buffer_release_now(orr_buffer *take_b); /* waits for its events and unmaps */
-size_t orr_empty_cache(orr_device *d);    /* NULL: all. Synchronises; returns bytes given back */
-void orr_set_memory_limit(orr_device *d, size_t bytes); /* 0: none */
-void orr_reset_peak(orr_device *d);
-void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once; <0: never */
-/* Called when memory is short (full = true) or the budget since the last call is spent: collects
- * the script language's garbage, and gives the bytes of its heap. Set by the binding. */
-extern size_t (*orr_collect_hook)(bool full);
-/* Says what the out-of-memory message appends: op, layer. Set by op.c. */
-extern const char *(*orr_alloc_context_hook)(void);
-
-/* Event bookkeeping on buffers (event.c). Each appends to deps, which holds n events and has room
- * for orr_buffer_deps_max more, the incomplete foreign events that an item on queue q that reads
- * (writes) b must wait for, and returns the new count. q NULL: the caller's thread. */
-int orr_buffer_read_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
-int orr_buffer_write_deps(const orr_buffer *b, struct orr_queue *q, orr_event *deps, int n);
-int orr_buffer_deps_max(const orr_buffer *b); /* the most that either adds */
-orr_status orr_buffer_add_reader(orr_buffer *b, orr_event e);
-void orr_buffer_set_writer(orr_buffer *b, orr_event e); /* forgets the readers */
-/* Inline work: waits until the caller's thread may read (or write) b. Fast when nothing pends. */
-orr_status orr_buffer_wait_read(const orr_buffer *b);
-orr_status orr_buffer_wait_write(const orr_buffer *b);
-
-/* ==== L2: tensor.c ========================================================================= */
+/* ==== L2: tensor.c ======================================================================== */
 
 struct orr_node;
 
 /* The memory of a tensor over its devices; shared by views. */
 typedef struct orr_storage {
   int rc;
-  uint32_t version;      /* moves with every in-place write */
+  uint32_t version; /* moves with every in-place write */
   int n, cap;
-  struct orr_tensor *origin; /* the parameter that it was gathered from (op_zero.c); NULL: none */
+  struct orr_tensor
+      *origin; /* the parameter that it was gathered from (op_zero.c); NULL: none */
   orr_buffer *buffer[];
 } orr_storage;
 
 typedef struct orr_shard {
-  int64_t offset;        /* elements from the buffer's start */
+  int64_t offset; /* elements from the buffer's start */
   int64_t shape[ORR_MAX_DIM];
   int64_t stride[ORR_MAX_DIM];
 } orr_shard;
 
 struct orr_tensor {
   int rc;
-  orr_meta meta;         /* global */
+  orr_meta meta; /* global */
   orr_layout *layout;
   orr_storage *storage;
-  int buffer0;           /* shard i lives in storage->buffer[buffer0 + i] */
-  int n;                 /* shards: layout->mesh->n */
-  orr_shard *shard;      /* &one when n == 1 */
+  int buffer0;      /* shard i lives in storage->buffer[buffer0 + i] */
+  int n;            /* shards: layout->mesh->n */
+  orr_shard *shard; /* &one when n == 1 */
   orr_shard one;
   bool requires_grad, is_view, is_batch;
   struct orr_node *node; /* who made it; NULL for leaves */
   int out_index;
   struct orr_tensor *grad;
-  uint64_t serial;       /* order of creation, of leaves that require grad */
+  uint64_t serial;             /* order of creation, of leaves that require grad */
   struct orr_reducer *reducer; /* reducer.c: who reduces its gradient; NULL: nobody */
   /* Of a parameter whose state is sharded (zero=); NULL: as it rests, under `layout`. */
   orr_layout *use_layout;   /* where ops see it, gathered for the call */
   orr_layout *state_layout; /* where its gradient and its optimizer state stand */
-  int hooks;             /* the binding's reference to gradient hooks; 0: none */
+  int hooks;                /* the binding's reference to gradient hooks; 0: none */
 };
 
 /* How a tensor gives back its node and its hooks: set by tape.c and the binding. */
@@ -300,10 +185,11 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
                            orr_tensor **out);
 /* t becomes what `from` is (storage, layout, shards), keeping its identity, grad and graph. */
 void orr_tensor_adopt(orr_tensor *t, orr_tensor *take_from);
-/* t's header over no memory, for a tensor that was gathered from a parameter; and the same header
- * over `whole`, the parameter gathered again. Both belong to t's place in the graph. */
+/* t's header over no memory, for a tensor that was gathered from a parameter; and the same
+ * header over `whole`, the parameter gathered again. Both belong to t's place in the graph. */
 orr_status orr_tensor_ghost(const orr_tensor *t, orr_tensor **out);
-orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole, orr_tensor **out);
+orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole,
+                             orr_tensor **out);
 static inline bool orr_tensor_is_ghost(const orr_tensor *t) {
   return t->storage->origin && t->storage->n == 0;
 }
@@ -320,7 +206,9 @@ static inline orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard) {
 orr_device *orr_tensor_device(const orr_tensor *t, int shard);
 void orr_tensor_view(const orr_tensor *t, int shard, orr_view *out);
 bool orr_tensor_is_contiguous(const orr_tensor *t); /* every shard */
-static inline bool orr_tensor_is_single(const orr_tensor *t) { return t->layout->mesh->n_axes == 0; }
+static inline bool orr_tensor_is_single(const orr_tensor *t) {
+  return t->layout->mesh->n_axes == 0;
+}
 int64_t orr_tensor_numel(const orr_tensor *t);
 /* "(2, 3) f32 on data<0,1>: shard(1)". */
 char *orr_tensor_text(const orr_tensor *t, char *buf, size_t size);
@@ -329,11 +217,12 @@ orr_status orr_tensor_from_host(const orr_meta *meta, const void *data, orr_tens
 /* The global value on `cpu`, contiguous; waits for nothing but what it needs. */
 orr_status orr_tensor_full(orr_tensor *t, orr_tensor **out);
 
-/* ==== L2: redistribute.c, comm.c, comm_run.c, comm_bucket.c; L4: reducer.c =================== */
+/* ==== L2: redistribute.c, comm.c, comm_run.c, comm_bucket.c; L4: reducer.c ================ */
 
 /* The same global value under another layout. Any pair on one mesh; a single device (or host)
  * tensor to any layout is a scatter, any layout to a single device is a gather. Shares memory
- * where nothing moves (replicate -> shard). Never recorded on the tape: the redistribute op is. */
+ * where nothing moves (replicate -> shard). Never recorded on the tape: the redistribute op
+ * is. */
 orr_status orr_redistribute(orr_tensor *t, orr_layout *layout, orr_tensor **out);
 /* Bytes that would move over links, per the usual costs of ring collectives, along one axis. */
 double orr_redistribute_cost(const orr_tensor *t, int axis, const orr_place *to);
@@ -348,13 +237,13 @@ typedef enum orr_collective_kind {
 } orr_collective_kind;
 
 /* In place over tensors that are Partial (or replicate, summed over `axis`): all of them by one
- * queued collective. use_comm: on the communication queues, else on the compute queues. After it
- * the caller gives the tensors their new layout. */
+ * queued collective. use_comm: on the communication queues, else on the compute queues. After
+ * it the caller gives the tensors their new layout. */
 orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_partial_kind op,
                                bool use_comm);
-/* parallel.trace. bytes: of the whole value, a device's share of it in an all-reduce. moved: what
- * each device sends in the usual ring: of bytes, 2(n-1)/n in an all-reduce, (n-1)/n in an all-gather
- * or a reduce-scatter. */
+/* parallel.trace. bytes: of the whole value, a device's share of it in an all-reduce. moved:
+ * what each device sends in the usual ring: of bytes, 2(n-1)/n in an all-reduce, (n-1)/n in an
+ * all-gather or a reduce-scatter. */
 typedef struct orr_trace_row {
   orr_collective_kind kind;
   const char *axis;
@@ -367,8 +256,8 @@ int orr_trace_stop(const orr_trace_row **rows); /* borrowed until the next start
 void orr_trace_add(orr_collective_kind kind, const char *axis, int n, int64_t bytes);
 const char *orr_collective_name(orr_collective_kind kind);
 
-/* comm_bucket.c, reducer.c: gradients of the parameters of one placed module, reduced over the axes
- * on which they come out Partial, in buckets, while backward goes on. */
+/* comm_bucket.c, reducer.c: gradients of the parameters of one placed module, reduced over the
+ * axes on which they come out Partial, in buckets, while backward goes on. */
 typedef struct orr_reducer orr_reducer;
 orr_status orr_reducer_new(int64_t bucket_bytes, orr_reducer **out);
 orr_reducer *orr_reducer_ref(orr_reducer *r);
@@ -383,7 +272,7 @@ void orr_reducers_drop(void);
  * hold(false) reduces them once. */
 orr_status orr_reducers_hold(bool hold);
 
-/* ==== L3: op.c ============================================================================= */
+/* ==== L3: op.c ============================================================================ */
 
 #define ORR_MAX_OUT 4
 #define ORR_MAX_INT 20
@@ -402,14 +291,14 @@ enum { ORR_WHOLE = 0 }; /* label of a dim that must not be sharded */
 typedef struct orr_call {
   const struct orr_op *op;
   int n_in, n_out;
-  orr_tensor **in;       /* after placing: what run will see; NULL: optional, absent */
+  orr_tensor **in; /* after placing: what run will see; NULL: optional, absent */
   orr_tensor *out[ORR_MAX_OUT];
   orr_args args;
-  bool has_args;         /* else args is not read */
-  bool in_place;         /* out[0] is in[0] */
-  int n_written;         /* leading inputs that run writes; infer may raise it */
+  bool has_args;                  /* else args is not read */
+  bool in_place;                  /* out[0] is in[0] */
+  int n_written;                  /* leading inputs that run writes; infer may raise it */
   orr_meta out_meta[ORR_MAX_OUT]; /* by infer */
-  orr_tensor *temp[4];   /* casts made by infer (orr_call_cast), released at the end */
+  orr_tensor *temp[4];            /* casts made by infer (orr_call_cast), released at the end */
   int n_temp;
   /* Set by `label`, for placed tensors only; zeroed before. */
   /* Dims that go together carry one label (1..31): sharding one shards all. */
@@ -419,7 +308,7 @@ typedef struct orr_call {
 
 /* A candidate on one mesh axis: what the op can do without looking at other devices. */
 typedef struct orr_row {
-  orr_place *in;         /* n_in of them; bounds of a shard point into an existing layout or NULL */
+  orr_place *in; /* n_in of them; bounds of a shard point into an existing layout or NULL */
   orr_place out[ORR_MAX_OUT];
 } orr_row;
 
@@ -434,17 +323,17 @@ typedef struct orr_work {
   const struct orr_op *op;
   orr_args args;
   int n_in, n_out, n_shards;
-  atomic_int left;       /* worker: shards not finished */
+  atomic_int left; /* worker: shards not finished */
   const orr_mesh *mesh;
-  const char *source;    /* Lua source and line that queued it; NULL: unknown */
+  const char *source; /* Lua source and line that queued it; NULL: unknown */
   int line;
   orr_view *view;
-  orr_buffer **buffer;   /* beside view; NULL where absent */
+  orr_buffer **buffer;            /* beside view; NULL where absent */
   int64_t (*origin)[ORR_MAX_DIM]; /* [shard]: where out[0]'s (or in[0]'s) shard begins */
-  orr_meta global;       /* of out[0] */
+  orr_meta global;                /* of out[0] */
   bool in_place;
   int n_written;
-  orr_mark mark;         /* for the timeline */
+  orr_mark mark; /* for the timeline */
 } orr_work;
 
 static inline orr_view *orr_work_in(const orr_work *w, int shard, int k) {
@@ -460,19 +349,20 @@ static inline bool orr_work_has(const orr_work *w, int shard, int k) {
 typedef struct orr_grad orr_grad;
 
 enum orr_op_flags {
-  ORR_OP_IN_PLACE = 1,    /* has an in-place form: out[0] may be in[0] */
+  ORR_OP_IN_PLACE = 1,        /* has an in-place form: out[0] may be in[0] */
   ORR_OP_ALWAYS_IN_PLACE = 2, /* has only that form (the optimizers, copy_) */
-  ORR_OP_VIEW = 4,        /* out shares in[0]'s memory: `view` instead of run */
-  ORR_OP_LINEAR = 8,      /* Partial(sum) in (all inputs) gives Partial(sum) out */
-  ORR_OP_NO_GRAD = 16,    /* its result never requires grad (comparisons, argmax, integers) */
-  ORR_OP_LIST = 32,       /* any number of inputs */
-  ORR_OP_ORIGIN = 64,     /* run reads work->origin */
-  ORR_OP_FUSED_GRAD = 128, /* .grad raises when create_graph is asked */
-  ORR_OP_LIKE_IN = 256,   /* outputs take the stride order of in[0] (channels-last is kept) */
+  ORR_OP_VIEW = 4,            /* out shares in[0]'s memory: `view` instead of run */
+  ORR_OP_LINEAR = 8,          /* Partial(sum) in (all inputs) gives Partial(sum) out */
+  ORR_OP_NO_GRAD = 16,      /* its result never requires grad (comparisons, argmax, integers) */
+  ORR_OP_LIST = 32,         /* any number of inputs */
+  ORR_OP_ORIGIN = 64,       /* run reads work->origin */
+  ORR_OP_FUSED_GRAD = 128,  /* .grad raises when create_graph is asked */
+  ORR_OP_LIKE_IN = 256,     /* outputs take the stride order of in[0] (channels-last is kept) */
   ORR_OP_MULTILINEAR = 512, /* Partial in one input, replicate in the others: Partial out */
-  ORR_OP_ORIGIN_IN = 1024, /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
+  ORR_OP_ORIGIN_IN = 1024,  /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
   ORR_OP_CHANNELS_LAST = 2048, /* a 4-d output is channels-last where oneDNN may run it */
-  ORR_OP_LAYER = 4096     /* the end of a layer: an output that comes out Partial is reduced at once */
+  ORR_OP_LAYER =
+      4096 /* the end of a layer: an output that comes out Partial is reduced at once */
 };
 
 /* Bits of .save: what the gradient will ask for. */
@@ -481,27 +371,29 @@ enum orr_op_flags {
 
 typedef struct orr_op {
   const char *name;
-  /* Lua arguments, a word each: t tensor, t? optional tensor, T list of tensors (last), ts tensor
-   * or number (a number goes to f[0] and selects .scalar), i integer, f number, b boolean,
-   * d dimension (from 1, negative from the end; stored from 0), e the same with one more
-   * (unsqueeze), L list of integers, D list of dims, r reduction of a loss ("none", "mean" or
-   * "sum", as the integer 0, 1 or 2); each may end
+  /* Lua arguments, a word each: t tensor, t? optional tensor, T list of tensors (last), ts
+   * tensor or number (a number goes to f[0] and selects .scalar), i integer, f number, b
+   * boolean, d dimension (from 1, negative from the end; stored from 0), e the same with one
+   * more (unsqueeze), L list of integers, D list of dims, r reduction of a loss ("none", "mean"
+   * or "sum", as the integer 0, 1 or 2); each may end
    * in =default ("d=1", "f=1e-5", "b=false", "d=nil" gives i = ORR_NIL). Integers, booleans and
-   * dims go to args.i in order, numbers to args.f in order. L and D fill i with a count, then items. */
+   * dims go to args.i in order, numbers to args.f in order. L and D fill i with a count, then
+   * items. */
   const char *args;
-  /* Einsum-like: a lower-case letter may be sharded, a capital stays whole, a letter missing from
-   * an output is reduced with `partial`: "mk,kn->mn". NULL: `label` says, or all stays whole. */
+  /* Einsum-like: a lower-case letter may be sharded, a capital stays whole, a letter missing
+   * from an output is reduced with `partial`: "mk,kn->mn". NULL: `label` says, or all stays
+   * whole. */
   const char *dims;
   unsigned flags;
   int n_in, n_out;
-  int code;              /* which of a family (a row of a .def table) */
+  int code;                 /* which of a family (a row of a .def table) */
   orr_partial_kind partial; /* op of the Partial that a summed letter leaves */
   unsigned save;
-  const struct orr_op *scalar; /* the same with args.f[0] for the second tensor */
+  const struct orr_op *scalar;      /* the same with args.f[0] for the second tensor */
   orr_status (*infer)(orr_call *c); /* checks; sets out_meta; NULL: from dims */
   void (*label)(orr_call *c);
-  /* Own placement rows on one axis, instead of or (returning with *only = false) beside those of
-   * the labels. rows has room for max; returns how many. */
+  /* Own placement rows on one axis, instead of or (returning with *only = false) beside those
+   * of the labels. rows has room for max; returns how many. */
   int (*rule)(const orr_call *c, int axis, orr_row *rows, int max, bool *only);
   orr_status (*view)(const orr_call *c, int shard, orr_shard *out); /* ORR_OP_VIEW */
   orr_status (*run)(const orr_work *w, int shard);
@@ -520,20 +412,20 @@ orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
 /* op_run.c: runs a placed call: inline at once, else as one record pushed to every device. */
 orr_status orr_run_call(orr_call *c);
 
-/* Meshes of the stages of one pipeline, in order: an op whose tensors stand on several of them runs
- * on the latest, and the others travel there. Kept for ever, as meshes are. */
+/* Meshes of the stages of one pipeline, in order: an op whose tensors stand on several of them
+ * runs on the latest, and the others travel there. Kept for ever, as meshes are. */
 orr_status orr_stages_add(const orr_mesh *const *stage, int n);
 /* The later of two stages of one pipeline; NULL where no pipeline holds both. */
 const orr_mesh *orr_stages_later(const orr_mesh *a, const orr_mesh *b);
 /* The stage being run: two of its pipeline's meshes meet on it. NULL: none. */
 void orr_stages_set(const orr_mesh *mesh);
-/* The layout of t on another stage: split by the same axes and dims where that mesh has them, else
- * replicated. Owned. */
+/* The layout of t on another stage: split by the same axes and dims where that mesh has them,
+ * else replicated. Owned. */
 orr_status orr_stages_layout(const orr_tensor *t, const orr_mesh *mesh, orr_layout **out);
 
-/* op_zero.c: parameters whose state is sharded. A parameter as ops see it: gathered, recorded; the
- * copy lives as long as the call, or, where gradients are recorded, until the next one is gathered,
- * so that the communication queue works ahead of the compute queue. Owned. */
+/* op_zero.c: parameters whose state is sharded. A parameter as ops see it: gathered, recorded;
+ * the copy lives as long as the call, or, where gradients are recorded, until the next one is
+ * gathered, so that the communication queue works ahead of the compute queue. Owned. */
 orr_status orr_zero_gather(orr_tensor *p, orr_tensor **out);
 /* A saved tensor that was gathered (orr_tensor_ghost), gathered again. Owned. */
 orr_status orr_zero_revive(const orr_tensor *ghost, orr_tensor **out);
@@ -549,10 +441,12 @@ orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);
 /* label: aligns dims from the right, as broadcasting does; for any rank. */
 void orr_label_broadcast(orr_call *c);
 
-/* THE path of every op: check, infer, place, redistribute, allocate, run, record. out: owned. */
+/* THE path of every op: check, infer, place, redistribute, allocate, run, record. out:
+ * owned. */
 orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const orr_args *args,
                         bool in_place, orr_tensor **out);
-/* Out tensors with shapes given by the caller, on a layout (zeros, rand, arange...): no inputs. */
+/* Out tensors with shapes given by the caller, on a layout (zeros, rand, arange...): no
+ * inputs. */
 orr_status orr_create(const orr_op *op, const orr_meta *meta, orr_layout *layout,
                       const orr_args *args, orr_tensor **out);
 const orr_op *orr_op_find(const char *name);

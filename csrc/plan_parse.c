@@ -218,10 +218,8 @@ static orr_status count_device(parser *p, int at) {
 static orr_status read_device(parser *p, orr_plan_node *device) {
   int start = p->at;
   char quote = peek(p) == '"' || peek(p) == '\'' ? peek(p) : '\0';
-  if (quote && !strncmp(p->text + p->at + 1, "cpu:", 4))
-    p->at++;
-  else if (quote && !strncmp(p->text + p->at + 1, "cuda:", 5))
-    p->at++;
+  if (quote && !strncmp(p->text + p->at + 1, "cpu:", 4)) p->at++;
+  else if (quote && !strncmp(p->text + p->at + 1, "cuda:", 5)) p->at++;
   else if (quote) {
     orr_status status = read_quoted(p, &device->id);
     if (status) return status;
@@ -231,10 +229,8 @@ static orr_status read_device(parser *p, orr_plan_node *device) {
                          "a quoted device is a PCI bus id, such as "
                          "\"0000:3b:00.0\", or a UUID prefix, such as \"GPU-5a2c\"");
   }
-  if (!strncmp(p->text + p->at, "cpu:", 4))
-    device->naming = ORR_PLAN_CPU, p->at += 4;
-  else if (!strncmp(p->text + p->at, "cuda:", 5))
-    device->naming = ORR_PLAN_CUDA, p->at += 5;
+  if (!strncmp(p->text + p->at, "cpu:", 4)) device->naming = ORR_PLAN_CPU, p->at += 4;
+  else if (!strncmp(p->text + p->at, "cuda:", 5)) device->naming = ORR_PLAN_CUDA, p->at += 5;
   int64_t index;
   orr_status status = read_number(p, 65535, "a device number", &index);
   if (status) return status;
@@ -367,7 +363,7 @@ static orr_status read_children(parser *p, orr_plan_node *node) {
     orr_plan_node *first = NULL, *last = NULL;
     skip_blanks(p);
     orr_status status = read_child(p, node, &first, &last);
-    if (status) return status;
+    if (status || !last) return status;
     *tail = first;
     tail = &last->next;
     for (; first; first = first->next) node->n_children++;

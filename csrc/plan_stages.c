@@ -159,13 +159,13 @@ static orr_status add_axis(orr_plan *plan, const orr_plan_node *node, orr_plan_s
 static orr_status join_stage(orr_plan *plan, const orr_plan_node *node, const stages *branch,
                              int s, orr_plan_stage *joined) {
   const orr_plan_node *child = node->first;
-  int n = branch[0].stage[s].n_devices;
+  int n = branch[0].stage[s].n_devices, n_axes = branch[0].stage[s].n_axes;
   *joined = branch[0].stage[s];
   joined->n_devices = node->n_children * n;
   joined->leaf = orr_plan_take(plan, (size_t)joined->n_devices * sizeof *joined->leaf);
   if (!joined->leaf) return ORR_EMEM;
   orr_plan_value *inner[ORR_PLAN_MAX_AXES] = {NULL};
-  for (int i = 0; i < joined->n_axes; i++) {
+  for (int i = 0; i < n_axes; i++) {
     inner[i] = orr_plan_take(plan, ORR_PLAN_N_OPTIONS * sizeof *inner[i]);
     if (!inner[i]) return ORR_EMEM;
     joined->axis[i].options = inner[i];
@@ -177,7 +177,7 @@ static orr_status join_stage(orr_plan *plan, const orr_plan_node *node, const st
     }
     memcpy(joined->leaf + b * n, stage->leaf, (size_t)n * sizeof *stage->leaf);
     orr_status status = merge_share(plan, child, joined, stage);
-    for (int i = 0; i < joined->n_axes && !status; i++) {
+    for (int i = 0; i < n_axes && !status; i++) {
       status = merge_options(plan, inner[i], stage->axis[i].options);
     }
     if (status) return status;
@@ -286,6 +286,7 @@ orr_status orr_plan_build_stages(orr_plan *plan) {
   stages all;
   const orr_plan_node **seen = calloc(ORR_PLAN_MAX_DEVICES, sizeof *seen);
   if (!seen) return orr_fail(ORR_EMEM, "plan: out of memory");
+  plan->n_devices = 0;
   orr_status status = refuse_twice(plan, plan->root, seen, &plan->n_devices);
   free(seen);
   if (!status) status = build(plan, plan->root, &all);

@@ -1,7 +1,7 @@
 /* pool.h: recycled blocks of one size, for the small structs that every op makes and drops.
  *
- * Invariant: the controller's alone. A block's first word links it while it lies in the pool; the
- * test build recycles nothing, so that sanitizers see every use after the end.
+ * Invariant: the controller's alone. A block's first word links it while it lies in the pool;
+ * the test build recycles nothing, so that sanitizers see every use after the end.
  * To use: one static orr_pool a size.
  */
 #ifndef ORR_POOL_H

@@ -54,10 +54,8 @@ static orr_item *next_slot(orr_queue *q, uint64_t pushed) {
   size_t slot = pushed % ORR_CHUNK_ITEMS;
   if (slot == 0 && pushed > 0) {
     orr_chunk *c = atomic_exchange(&q->spare, NULL);
-    if (c)
-      atomic_store_explicit(&c->next, NULL, memory_order_relaxed);
-    else
-      c = chunk_new();
+    if (c) atomic_store_explicit(&c->next, NULL, memory_order_relaxed);
+    else c = chunk_new();
     if (!c) return NULL;
     atomic_store_explicit(&q->tail->next, c, memory_order_release);
     q->tail = c;
@@ -133,9 +131,7 @@ bool orr_queue_step(orr_queue *q) {
   q->deps_met = 0;
   q->head_used = (done + 1) % ORR_CHUNK_ITEMS == 0;
   atomic_store(&q->done, done + 1);
-  if (orr_engine.kind == ORR_ENGINE_THREAD)
-    orr_wake_for(q, done + 1);
-  else
-    orr_engine.pending--;
+  if (orr_engine.kind == ORR_ENGINE_THREAD) orr_wake_for(q, done + 1);
+  else orr_engine.pending--;
   return true;
 }

@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-const char *const orr_random_stream_names[ORR_N_STREAMS] = {"user", "init", "dropout", "loader"};
+const char *const orr_random_stream_names[ORR_N_STREAMS] = {"user", "init", "dropout",
+                                                            "loader"};
 
 static orr_random_state state;
 static orr_random_stream used = ORR_STREAM_USER;

@@ -1,7 +1,8 @@
-/* random_state.h: where the next random numbers come from: a seed, and a count of draws a stream.
+/* random_state.h: where the next random numbers come from: a seed, and a count of draws a
+ * stream.
  *
- * Invariant: controller only. A draw's key is (seed, stream, step, call); calls are counted in the
- * order in which the script makes them, so devices and placements do not matter.
+ * Invariant: controller only. A draw's key is (seed, stream, step, call); calls are counted in
+ * the order in which the script makes them, so devices and placements do not matter.
  * To add a stream: its name in orr_random_stream_names; never renumber, keys depend on it.
  */
 #ifndef ORR_RANDOM_STATE_H
@@ -26,7 +27,8 @@ typedef struct orr_random_state {
   } stream[ORR_N_STREAMS];
 } orr_random_state;
 
-/* The micro-batch being run: `n` rows from `first` on (from 0) of a batch of `rows`. rows 0: none. */
+/* The micro-batch being run: `n` rows from `first` on (from 0) of a batch of `rows`. rows 0:
+ * none. */
 typedef struct orr_random_micro {
   int64_t rows, first, n;
 } orr_random_micro;

@@ -94,8 +94,7 @@ static orr_status exchange(orr_collective_kind kind, orr_tensor *t, int axis, or
   ORR_TRY(orr_tensor_new(&t->meta, next, t, &y));
   if (kind == ORR_ALL_REDUCE)
     status = orr_comm_reduce_into(&t, &y, 1, axis, t->layout->axis[axis].op, false);
-  else
-    status = orr_comm_exchange(kind, &t, &y, 1, axis, false);
+  else status = orr_comm_exchange(kind, &t, &y, 1, axis, false);
   return finish(status, t, y, out);
 }
 
@@ -150,8 +149,7 @@ static orr_status change_two(orr_tensor **t, const orr_layout *to) {
     bool better = growth(now, then) < growth(&from->axis[0], &to->axis[0]);
     if (may && (must || (better && !orr_place_equal(to->mesh, 1, from, to))))
       ORR_TRY(advance(t, 1, then));
-    else if (must)
-      ORR_TRY(advance(t, 1, &whole));
+    else if (must) ORR_TRY(advance(t, 1, &whole));
     ORR_TRY(advance(t, 0, &to->axis[0]));
   }
   return orr_place_equal(to->mesh, 1, (*t)->layout, to) ? ORR_OK : advance(t, 1, then);
@@ -276,10 +274,8 @@ static orr_status across(orr_tensor *t, orr_layout *to, orr_tensor **out) {
   if (!status) status = orr_tensor_new(&t->meta, plain, x, &y);
   if (!status && device->kind != ORR_DEVICE_META) status = transfer(x, y);
   if (!status) y->is_batch = t->is_batch;
-  if (!status && orr_layout_equal(plain, to))
-    *out = orr_tensor_ref(y);
-  else if (!status)
-    status = on_mesh(y, to, out);
+  if (!status && orr_layout_equal(plain, to)) *out = orr_tensor_ref(y);
+  else if (!status) status = on_mesh(y, to, out);
   orr_layout_free(plain);
   orr_tensor_free(x);
   orr_tensor_free(y);

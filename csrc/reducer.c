@@ -41,8 +41,8 @@ static void sweep(void) {
   }
 }
 
-/* Where the gradient will end, Partial still where g is. A shard that hangs on the other axis (both
- * cut one dim) waits for nothing: only the last axis can. */
+/* Where the gradient will end, Partial still where g is. A shard that hangs on the other axis
+ * (both cut one dim) waits for nothing: only the last axis can. */
 static orr_status waiting_layout(const orr_tensor *p, const orr_tensor *g, orr_layout **out) {
   orr_place place[ORR_MAX_AXES];
   const orr_layout *end = orr_state_layout(p);
@@ -90,10 +90,8 @@ static orr_status add(orr_reducer *r, orr_tensor *p, orr_tensor *grad) {
     r->entry[k].g = own;
     return ORR_OK;
   }
-  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g))
-    own = orr_tensor_ref(g);
-  else
-    status = orr_tensor_copy_local(g, &own);
+  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g)) own = orr_tensor_ref(g);
+  else status = orr_tensor_copy_local(g, &own);
   if (!same) orr_tensor_free(g);
   if (!status) status = orr_bucket_add(r, p, own, false);
   if (!status && !holding && r->bytes >= r->bucket_bytes) status = orr_bucket_launch(r);
@@ -161,10 +159,8 @@ static orr_status hold_parameter(orr_reducer *r, orr_tensor *p) {
 static orr_status deliver(orr_reducer *r, orr_bucket_entry *e) {
   orr_tensor *p = e->p, *total;
   bool was_held = p->grad && orr_layout_is_partial(p->grad->layout);
-  if (p->grad)
-    ORR_TRY(combine(p, p->grad, e->g, &total));
-  else
-    total = orr_tensor_ref(e->g);
+  if (p->grad) ORR_TRY(combine(p, p->grad, e->g, &total));
+  else total = orr_tensor_ref(e->g);
   if (orr_layout_is_partial(total->layout) && !was_held) {
     orr_status status = hold_parameter(r, p);
     if (status) {
@@ -226,10 +222,8 @@ void orr_reducers_drop(void) {
 static orr_status reduce_held(orr_reducer *r, orr_tensor *p) {
   orr_tensor *g = p->grad, *own;
   if (!g || !orr_layout_is_partial(g->layout)) return ORR_OK; /* reset meanwhile */
-  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g))
-    own = orr_tensor_ref(g);
-  else
-    ORR_TRY(orr_tensor_copy_local(g, &own));
+  if (g->rc == 1 && g->storage->rc == 1 && orr_tensor_is_contiguous(g)) own = orr_tensor_ref(g);
+  else ORR_TRY(orr_tensor_copy_local(g, &own));
   ORR_TRY(orr_bucket_add(r, p, own, true));
   return r->bytes >= r->bucket_bytes ? orr_bucket_launch(r) : ORR_OK;
 }

@@ -1,7 +1,7 @@
 /* stages.c: which meshes are stages of one pipeline, and how a tensor stands on another stage.
  *
- * Invariant: two meshes of one pipeline have one order, the first one registered that holds both;
- * nothing here moves data: op.c asks, redistribute.c moves.
+ * Invariant: two meshes of one pipeline have one order, the first one registered that holds
+ * both; nothing here moves data: op.c asks, redistribute.c moves.
  * To add a rule for crossing stages: orr_stages_layout.
  */
 #include <stdlib.h>

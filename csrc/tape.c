@@ -1,6 +1,6 @@
-/* tape.c: autograd. Every recorded call is a node; an edge leads from each input to the node that
- * made it, or to the leaf that collects. Backward takes nodes by falling serial, so each runs after
- * all that used its outputs, and frees what it saved as it goes.
+/* tape.c: autograd. Every recorded call is a node; an edge leads from each input to the node
+ * that made it, or to the leaf that collects. Backward takes nodes by falling serial, so each
+ * runs after all that used its outputs, and frees what it saved as it goes.
  *
  * Invariant: a node owns its saved tensors, never its own outputs' headers (saved outputs are
  * aliases), so there are no cycles. A saved value whose storage was written since raises.
@@ -20,7 +20,7 @@ orr_status (*orr_hook_run)(int hooks, orr_tensor **g) = NULL;
 static bool grad_mode = true;
 static uint64_t node_serials = 0;
 
-enum { SMALL_NODE = 3 };    /* inputs of a node that is recycled */
+enum { SMALL_NODE = 3 }; /* inputs of a node that is recycled */
 static orr_pool small_nodes;
 
 bool orr_grad_mode(void) { return grad_mode; }
@@ -142,9 +142,10 @@ static orr_status save(orr_node *node, const orr_call *c) {
   for (int k = 0; k < c->n_in; k++) {
     if (!c->in[k]) continue;
     node->x_version[k] = orr_saved_version(c->in[k]) - (k < c->n_written ? 1 : 0);
-    bool wanted = c->op->flags & ORR_OP_LIST ? save & ORR_SAVE_IN(0)
-                                             : k < 16 && save & ORR_SAVE_IN(k);
-    if (wanted || (k == 0 && c->op->flags & ORR_OP_VIEW)) ORR_TRY(save_input(node, k, c->in[k]));
+    bool wanted =
+        c->op->flags & ORR_OP_LIST ? save & ORR_SAVE_IN(0) : k < 16 && save & ORR_SAVE_IN(k);
+    if (wanted || (k == 0 && c->op->flags & ORR_OP_VIEW))
+      ORR_TRY(save_input(node, k, c->in[k]));
   }
   for (int k = 0; k < c->n_out; k++) {
     if (!(save & ORR_SAVE_OUT(k))) continue;
@@ -215,11 +216,13 @@ orr_status orr_tape_check_in_place(const orr_op *op, orr_tensor *const *in, int 
   orr_tensor *t = in[0];
   if (!grad_mode || op->flags & ORR_OP_NO_GRAD || !any_requires(in, n_in)) return ORR_OK;
   if (t->requires_grad && !t->node)
-    return orr_fail(ORR_EARG, "its target is a leaf that requires grad; write it inside "
-                              "orrery.no_grad(function() ... end)");
+    return orr_fail(ORR_EARG,
+                    "its target is a leaf that requires grad; write it inside "
+                    "orrery.no_grad(function() ... end)");
   if (t->is_view)
-    return orr_fail(ORR_EARG, "its target is a view, whose base would not learn of the gradient; "
-                              "use the form without _, or orrery.no_grad");
+    return orr_fail(ORR_EARG,
+                    "its target is a view, whose base would not learn of the gradient; "
+                    "use the form without _, or orrery.no_grad");
   return ORR_OK;
 }
 

@@ -9,7 +9,7 @@
 typedef struct orr_edge {
   struct orr_node *node; /* who made the input; NULL: see leaf */
   int out;
-  orr_tensor *leaf;      /* who collects; NULL: nobody */
+  orr_tensor *leaf; /* who collects; NULL: nobody */
 } orr_edge;
 
 typedef struct orr_node {
@@ -18,20 +18,20 @@ typedef struct orr_node {
   const orr_op *op;
   int n_in, n_out;
   orr_edge *edge;
-  orr_tensor **x;        /* saved inputs */
+  orr_tensor **x; /* saved inputs */
   orr_meta *x_meta;
   orr_layout **x_layout;
-  const orr_mesh *mesh;  /* of the outputs */
+  const orr_mesh *mesh; /* of the outputs */
   uint32_t *x_version;
   bool *needs;
   orr_tensor *y[ORR_MAX_OUT]; /* saved outputs, as aliases */
   uint32_t y_version[ORR_MAX_OUT];
   orr_tensor *gy[ORR_MAX_OUT]; /* while backward runs */
-  const void *queued_by; /* the backward whose heap holds it */
+  const void *queued_by;       /* the backward whose heap holds it */
   int hooks[ORR_MAX_OUT];
   orr_custom custom;
-  bool spent;            /* backward has freed what was saved */
-  const char *source;    /* where it was recorded, in anomaly mode */
+  bool spent;         /* backward has freed what was saved */
+  const char *source; /* where it was recorded, in anomaly mode */
   int line;
   struct orr_node *next; /* free list */
   orr_args args;         /* last, and only written where the call has any */

@@ -1,8 +1,9 @@
-/* tape_backward.c: backward: a heap of nodes by falling serial, gradients added where paths meet.
+/* tape_backward.c: backward: a heap of nodes by falling serial, gradients added where paths
+ * meet.
  *
  * Invariant: nothing is added to a leaf that was not asked for; when a formula fails, pending
- * gradients are dropped and leaves keep what they had. Leaves with a reducer hand their gradients
- * to it; the others get theirs under their own layout.
+ * gradients are dropped and leaves keep what they had. Leaves with a reducer hand their
+ * gradients to it; the others get theirs under their own layout.
  * To add what happens when a leaf's gradient is ready: deliver_leaf.
  */
 #include <stdlib.h>
@@ -16,7 +17,7 @@ typedef struct backward {
   orr_node **heap;
   int n, cap;
   bool create_graph, retain;
-  orr_tensor *const *x;  /* targets of orr_grad_of; NULL: collect in leaves */
+  orr_tensor *const *x; /* targets of orr_grad_of; NULL: collect in leaves */
   int n_x;
   orr_tensor **gx;
 } backward;
@@ -176,8 +177,9 @@ static orr_status run_node(backward *b, orr_node *node) {
 /* The gradient of y itself: what was given, or 1 for a single number. Owned. */
 static orr_status seed(orr_tensor *y, orr_tensor *given, orr_tensor **out) {
   if (!y->requires_grad)
-    return orr_fail(ORR_EARG, "backward: the tensor does not require grad: none of what it was "
-                              "made from does, or it was made under no_grad");
+    return orr_fail(ORR_EARG,
+                    "backward: the tensor does not require grad: none of what it was "
+                    "made from does, or it was made under no_grad");
   if (given) {
     if (given->meta.ndim != y->meta.ndim ||
         memcmp(given->meta.shape, y->meta.shape,
@@ -192,13 +194,14 @@ static orr_status seed(orr_tensor *y, orr_tensor *given, orr_tensor **out) {
   }
   if (orr_tensor_numel(y) != 1) {
     char a[128];
-    return orr_fail(ORR_EARG, "backward: the tensor has shape %s; give a gradient of that shape, "
-                              "or reduce it to one number first",
+    return orr_fail(ORR_EARG,
+                    "backward: the tensor has shape %s; give a gradient of that shape, "
+                    "or reduce it to one number first",
                     orr_shape_text(y->meta.ndim, y->meta.shape, a, sizeof a));
   }
   orr_args one = {.f = {1}};
-  orr_layout *layout = orr_tensor_is_single(y) ? y->layout
-                                               : orr_layout_replicate(y->layout->mesh);
+  orr_layout *layout =
+      orr_tensor_is_single(y) ? y->layout : orr_layout_replicate(y->layout->mesh);
   return orr_create(&orr_op_full, &y->meta, layout, &one, out);
 }
 
@@ -282,7 +285,8 @@ orr_status orr_backward_start(orr_tensor *y, orr_tensor *gy, orr_backward_run **
 orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *more) {
   orr_status status = ORR_OK;
   bool was = orr_set_grad_mode(false);
-  while (r->b.n && !status && (!mesh || r->b.heap[0]->mesh == mesh)) status = step(&r->b, false);
+  while (r->b.n && !status && (!mesh || r->b.heap[0]->mesh == mesh))
+    status = step(&r->b, false);
   orr_set_grad_mode(was);
   *more = r->b.n > 0;
   return status;

@@ -1,4 +1,5 @@
-/* tape_g.c: running one node's gradient formula, and the orr_g* calls that formulas are made of.
+/* tape_g.c: running one node's gradient formula, and the orr_g* calls that formulas are made
+ * of.
  *
  * Invariant: what orr_g* returns is borrowed from the formula's scope, which ends with it; a
  * gradient comes out with the shape and dtype of its input: un-broadcasting happens here, once.
@@ -156,8 +157,9 @@ static orr_tensor *unbroadcast(orr_grad *g, orr_tensor *t, const orr_meta *to) {
 
 static orr_status check_saved(const orr_node *node) {
   if (node->spent)
-    return orr_fail(ORR_EARG, "backward a second time through %s: what it saved was freed; pass "
-                              "retain to the first backward",
+    return orr_fail(ORR_EARG,
+                    "backward a second time through %s: what it saved was freed; pass "
+                    "retain to the first backward",
                     node->op->name);
   bool stale = false;
   for (int k = 0; k < node->n_in; k++)
@@ -165,8 +167,9 @@ static orr_status check_saved(const orr_node *node) {
   for (int k = 0; k < node->n_out; k++)
     stale = stale || (node->y[k] && node->y[k]->storage->version != node->y_version[k]);
   if (stale)
-    return orr_fail(ORR_EARG, "backward of %s: a value that it saved was overwritten by an "
-                              "in-place operation since; use the form without _",
+    return orr_fail(ORR_EARG,
+                    "backward of %s: a value that it saved was overwritten by an "
+                    "in-place operation since; use the form without _",
                     node->op->name);
   return ORR_OK;
 }
@@ -183,8 +186,8 @@ static void attach_outputs(orr_node *node, bool on) {
   }
 }
 
-/* The saved inputs with their values: those that were gathered are gathered again. *x is node->x
- * where there are none; a view's formula reads no values. */
+/* The saved inputs with their values: those that were gathered are gathered again. *x is
+ * node->x where there are none; a view's formula reads no values. */
 static orr_status saved_inputs(orr_node *node, orr_tensor ***x) {
   bool ghosts = false;
   *x = node->x;
@@ -214,8 +217,9 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
     return orr_fail(ORR_EARG, "%s has no gradient%s", node->op->name,
                     create_graph ? " of its gradient" : "");
   if (create_graph && node->op->flags & ORR_OP_FUSED_GRAD)
-    return orr_fail(ORR_EARG, "%s has a fused gradient, which has no gradient of its own: "
-                              "create_graph is not possible through it",
+    return orr_fail(ORR_EARG,
+                    "%s has a fused gradient, which has no gradient of its own: "
+                    "create_graph is not possible through it",
                     node->op->name);
   orr_tensor *small[ORR_SMALL_SCOPE];
   orr_grad g = {.node = node,
@@ -256,8 +260,8 @@ orr_status orr_node_run(orr_node *node, bool create_graph, orr_tensor **gx) {
   orr_status status = check_saved(node);
   if (!status && node->custom.backward)
     status = node->custom.backward(node->custom.state, node->n_out, node->gy, node->n_in, gx);
-  else if (!status)
-    status = run_formula(node, create_graph, gx);
-  if (status && node->source) orr_fail_in(status, "recorded at %s:%d", node->source, node->line);
+  else if (!status) status = run_formula(node, create_graph, gx);
+  if (status && node->source)
+    orr_fail_in(status, "recorded at %s:%d", node->source, node->line);
   return status;
 }

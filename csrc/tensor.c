@@ -220,7 +220,8 @@ orr_status orr_tensor_ghost(const orr_tensor *t, orr_tensor **out) {
   return ORR_OK;
 }
 
-orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole, orr_tensor **out) {
+orr_status orr_tensor_revive(const orr_tensor *ghost, const orr_tensor *whole,
+                             orr_tensor **out) {
   ORR_TRY(orr_tensor_alias_as(whole, &ghost->meta, ghost->layout, out));
   (*out)->buffer0 = ghost->buffer0;
   for (int r = 0; r < ghost->n; r++) (*out)->shard[r] = ghost->shard[r];

@@ -21,8 +21,8 @@ double orr_seconds(void); /* of a clock that only goes forward */
 
 bool orr_timeline_on(void);
 void orr_timeline_start(void);
-/* Events in the order in which they ended, borrowed until the next start; *lost: those for which
- * there was no memory. Call it when nothing is queued. */
+/* Events in the order in which they ended, borrowed until the next start; *lost: those for
+ * which there was no memory. Call it when nothing is queued. */
 int64_t orr_timeline_stop(const orr_timeline_event **events, int64_t *lost);
 void orr_timeline_add(const orr_timeline_event *event); /* worker */
 

@@ -96,10 +96,8 @@ static void run_part(const orr_k_attention_args *a, bool backward, int part, int
   int64_t heads = heads_of(a->q);
   int64_t begin = heads * part / parts, end = heads * (part + 1) / parts;
   char *room = (char *)a->room + (size_t)part * room_of(a, backward);
-  if (a->q->dtype == ORR_F64)
-    heads_f64(a, backward, begin, end, room);
-  else
-    heads_f32(a, backward, begin, end, room);
+  if (a->q->dtype == ORR_F64) heads_f64(a, backward, begin, end, room);
+  else heads_f32(a, backward, begin, end, room);
 }
 
 static void run(const orr_k_attention_args *a, bool backward) {

@@ -95,10 +95,8 @@ static inline char *FN(row_of)(const FN(head) * x, const orr_view *v, int64_t t,
   if (v->stride[3] == 1) {
     const char *ahead = row + (next - at) * size;
     for (int64_t b = 0; b < v->shape[3] * size; b += 64) {
-      if (write)
-        __builtin_prefetch(ahead + b, 1, 2);
-      else
-        __builtin_prefetch(ahead + b, 0, 2);
+      if (write) __builtin_prefetch(ahead + b, 1, 2);
+      else __builtin_prefetch(ahead + b, 0, 2);
     }
   }
   return row;
@@ -386,10 +384,8 @@ static void FN(heads)(const orr_k_attention_args *a, bool backward, int64_t begi
     x.h = u % a->q->shape[1];
     x.next_n = next / a->q->shape[1];
     x.next_h = next % a->q->shape[1];
-    if (backward)
-      FN(backward)(&x);
-    else
-      FN(forward)(&x);
+    if (backward) FN(backward)(&x);
+    else FN(forward)(&x);
   }
 }
 

@@ -19,8 +19,9 @@ static inline uint8_t to_u8_i64(int64_t x) { return (uint8_t)(x > 255 ? 255 : x 
 
 static inline int64_t to_i64_f64(double x) {
   if (x != x) return 0;
-  return x >= 9223372036854775808.0 ? INT64_MAX : x < -9223372036854775808.0 ? INT64_MIN
-                                                                             : (int64_t)x;
+  return x >= 9223372036854775808.0   ? INT64_MAX
+         : x < -9223372036854775808.0 ? INT64_MIN
+                                      : (int64_t)x;
 }
 
 static inline int32_t to_i32_f64(double x) { return to_i32_i64(to_i64_f64(x)); }

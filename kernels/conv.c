@@ -87,13 +87,14 @@ void orr_k_conv2d_back_weight(const orr_view *x, const orr_view *g, const orr_wi
   for (int64_t u = 0; u < units; u++) {
     int64_t a = u % rows, q = u / rows % depth, r = u / rows / depth;
     int64_t first = r % in_group * BLOCK, block = per - first < BLOCK ? per - first : BLOCK;
-    (x->dtype == ORR_F64 ? weight_block_f64 : weight_block_f32)(
-        &c, r / in_group * per + first, block, q, a);
+    (x->dtype == ORR_F64 ? weight_block_f64 : weight_block_f32)(&c, r / in_group * per + first,
+                                                                block, q, a);
   }
 }
 
 void orr_k_conv2d_back_bias(const orr_view *g, const orr_view *gb) {
-  orr_view y = {.data = gb->data, .dtype = gb->dtype, .ndim = 4, .shape = {1, gb->shape[0], 1, 1}};
+  orr_view y = {
+      .data = gb->data, .dtype = gb->dtype, .ndim = 4, .shape = {1, gb->shape[0], 1, 1}};
   y.stride[1] = gb->stride[0];
   orr_k_reduce(ORR_REDUCE_SUM, g, ~2u, &y);
 }

@@ -1,8 +1,9 @@
-/* conv.h: direct 2-d convolution, for every float type and stride: the reference, and the f64 path.
+/* conv.h: direct 2-d convolution, for every float type and stride: the reference, and the f64
+ * path.
  *
- * Invariant: x (N, C, H, W), w (K, C / groups, KH, KW), y (N, K, OH, OW), by any strides; w's kernel
- * sizes are window->kernel. Each element is written by one thread in a fixed order of sums.
- * It is cross-correlation, as nets use it. A one-dimensional convolution has H = KH = 1.
+ * Invariant: x (N, C, H, W), w (K, C / groups, KH, KW), y (N, K, OH, OW), by any strides; w's
+ * kernel sizes are window->kernel. Each element is written by one thread in a fixed order of
+ * sums. It is cross-correlation, as nets use it. A one-dimensional convolution has H = KH = 1.
  * To add a pass: blocks of channels by lanes of width, as in conv_body.h.
  */
 #ifndef ORR_K_CONV_H

@@ -1,7 +1,8 @@
-/* conv_body.h: blocks of direct convolution; conv.c includes it once for float, once for double.
+/* conv_body.h: blocks of direct convolution; conv.c includes it once for float, once for
+ * double.
  *
- * Invariant: REAL, FN(name), READ and WRITE are defined by the includer. A row of the tensor that is
- * read serves BLOCK channels of the one that is written.
+ * Invariant: REAL, FN(name), READ and WRITE are defined by the includer. A row of the tensor
+ * that is read serves BLOCK channels of the one that is written.
  * To add a pass: accumulate a block of channels by lanes, then store it.
  */
 
@@ -38,7 +39,8 @@ static void FN(forward_block)(const conv *c, int64_t n, int64_t k, int64_t block
     WRITE(c->y, offset(c->y, n, k + j, h, w), c->y->stride[3], lanes, sum[j]);
 }
 
-/* Input channels k .. k + block - 1 of one group (counted over all groups), row h, from w on. */
+/* Input channels k .. k + block - 1 of one group (counted over all groups), row h, from w
+ * on. */
 static void FN(data_block)(const conv *c, int64_t n, int64_t k, int64_t block, int64_t h,
                            int64_t w, int64_t lanes) {
   REAL sum[BLOCK][LANES], buf[LANES];

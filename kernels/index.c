@@ -1,6 +1,7 @@
 /* index.c: kernels that move elements by index (index.h).
  *
- * Invariant: moving is by element size; adding is as numbers, f16 and bf16 rounding at each addition.
+ * Invariant: moving is by element size; adding is as numbers, f16 and bf16 rounding at each
+ * addition.
  * To add a kernel: index.h.
  */
 #include "index.h"
@@ -27,10 +28,8 @@ static void move(char *dst, int64_t ds, const char *src, int64_t ss, int64_t n, 
   } else {
     int64_t step = (int64_t)size;
     for (int64_t i = 0; i < n; i++) {
-      if (src != NULL)
-        memcpy(dst + i * ds * step, src + i * ss * step, size);
-      else
-        memset(dst + i * ds * step, 0, size);
+      if (src != NULL) memcpy(dst + i * ds * step, src + i * ss * step, size);
+      else memset(dst + i * ds * step, 0, size);
     }
   }
 }
@@ -218,7 +217,8 @@ void orr_k_embedding_back(const orr_view *gw, const orr_view *idx, int64_t row0,
   }
 }
 
-void orr_k_masked_fill(const orr_view *x, const orr_view *mask, double value, const orr_view *y) {
+void orr_k_masked_fill(const orr_view *x, const orr_view *mask, double value,
+                       const orr_view *y) {
   const orr_view *views[3] = {y, x, mask};
   size_t size = orr_k_size(y->dtype);
   int64_t filled = 0;
@@ -232,8 +232,7 @@ void orr_k_masked_fill(const orr_view *x, const orr_view *mask, double value, co
   for (int64_t r = 0; r < l.n; r++) {
     int64_t off[3];
     orr_loop_at(&l, 3, r, off);
-    if (y->data != x->data)
-      move(place(y, off[0]), s[0], place(x, off[1]), s[1], in.len, size);
+    if (y->data != x->data) move(place(y, off[0]), s[0], place(x, off[1]), s[1], in.len, size);
     const uint8_t *m = (const uint8_t *)mask->data + off[2];
     for (int64_t i = 0; i < in.len; i++)
       if (m[i * s[2]]) memcpy(place(y, off[0] + i * s[0]), &filled, size);

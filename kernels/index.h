@@ -1,9 +1,9 @@
 /* index.h: selection and scattering by index, embedding, masks, one-hot, flip, roll.
  *
- * Invariant: indices are i64 or i32 and count from 1. One out of range reads as zero, adds nothing,
- * and is reported in *fault (the first by position; fault may be NULL; zero it before). Data is moved
- * without conversion: x and y have one dtype. Adding is in the order of the indices, by one thread
- * an element, so it does not change from run to run.
+ * Invariant: indices are i64 or i32 and count from 1. One out of range reads as zero, adds
+ * nothing, and is reported in *fault (the first by position; fault may be NULL; zero it
+ * before). Data is moved without conversion: x and y have one dtype. Adding is in the order of
+ * the indices, by one thread an element, so it does not change from run to run.
  * To add a kernel: say which dimension is indexed, and walk the rest with a loop that skips it.
  */
 #ifndef ORR_K_INDEX_H
@@ -24,8 +24,9 @@ void orr_k_gather(const orr_view *x, int dim, const orr_view *idx, const orr_vie
 void orr_k_scatter_add(const orr_view *gx, int dim, const orr_view *idx, const orr_view *g,
                        orr_fault *fault);
 
-/* y (idx's shape, D) = rows of w (V, D), the rows row0 .. row0 + V - 1 (from 0) of a vocabulary: an
- * index in the vocabulary but of another shard reads as zero, so that shards add. */
+/* y (idx's shape, D) = rows of w (V, D), the rows row0 .. row0 + V - 1 (from 0) of a
+ * vocabulary: an index in the vocabulary but of another shard reads as zero, so that shards
+ * add. */
 void orr_k_embedding(const orr_view *w, const orr_view *idx, int64_t row0, const orr_view *y,
                      orr_fault *fault, int64_t vocabulary);
 /* gw += the rows of g; zero gw before. */
@@ -33,8 +34,10 @@ void orr_k_embedding_back(const orr_view *gw, const orr_view *idx, int64_t row0,
                           const orr_view *g, int64_t vocabulary);
 
 /* y = value where mask (bool, broadcast to x) is true, else x. */
-void orr_k_masked_fill(const orr_view *x, const orr_view *mask, double value, const orr_view *y);
-/* y (idx's shape, C) of any dtype: 1 at class idx - class0, class0 the shard's first (from 0). */
+void orr_k_masked_fill(const orr_view *x, const orr_view *mask, double value,
+                       const orr_view *y);
+/* y (idx's shape, C) of any dtype: 1 at class idx - class0, class0 the shard's first (from
+ * 0). */
 void orr_k_one_hot(const orr_view *idx, int64_t class0, int64_t classes, const orr_view *y,
                    orr_fault *fault);
 /* y = x with the dimensions in mask reversed. */

@@ -1,8 +1,8 @@
 /* kernel.h: what every kernel body sees: element types, and the view of one shard.
  *
- * Invariant: a kernel reads and writes memory through views alone. It allocates nothing, knows no
- * device, queue or layout, and never fails: what could be wrong was checked at dispatch, and what
- * only the data can tell (a label out of range) is reported through an `int *fault`.
+ * Invariant: a kernel reads and writes memory through views alone. It allocates nothing, knows
+ * no device, queue or layout, and never fails: what could be wrong was checked at dispatch, and
+ * what only the data can tell (a label out of range) is reported through an `int *fault`.
  * To add a kernel: give it a prototype in kernels.h, a body in the file of its family.
  */
 #ifndef ORR_KERNEL_H

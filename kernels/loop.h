@@ -16,7 +16,7 @@
 #define ORR_LOOP_VIEWS 18
 
 #define ORR_GRAIN_LIGHT 262144 /* elements of copies and sums that are worth a second thread */
-#define ORR_GRAIN_HEAVY 16384 /* of transcendental functions */
+#define ORR_GRAIN_HEAVY 16384  /* of transcendental functions */
 
 /* `n` elements: data[i] is the first of view i, stride[i] the step in elements. */
 typedef void orr_row_fn(const void *context, int64_t n, char *const *data,

@@ -7,7 +7,8 @@
 
 #include "loss.h"
 
-/* v: views that the rows' loop walks; v[0] is x (or gx), of which the loop leaves the last dim. */
+/* v: views that the rows' loop walks; v[0] is x (or gx), of which the loop leaves the last
+ * dim. */
 typedef struct loss {
   const orr_view *x, *v[5], *target;
   orr_view kept[5];
@@ -125,8 +126,9 @@ static double picked_of(const loss *k, int64_t off, int64_t t) {
   return t > 0 && here >= 0 && here < k->len ? orr_k_get(k->x, off + here * k->xs) : 0;
 }
 
-void orr_k_cross_entropy(const orr_view *x, const orr_view *target, int64_t ignore, double smooth,
-                         const orr_view *loss_rows, const orr_view *lse, orr_fault *fault) {
+void orr_k_cross_entropy(const orr_view *x, const orr_view *target, int64_t ignore,
+                         double smooth, const orr_view *loss_rows, const orr_view *lse,
+                         orr_fault *fault) {
   loss k = {.v = {x, loss_rows, lse}, .target = target, .ignore = ignore, .smooth = smooth};
   k.fault = fault;
   begin(&k);
@@ -192,7 +194,8 @@ void orr_k_cross_entropy_parts(const orr_view *x, const orr_view *max, const orr
 void orr_k_cross_entropy_finish(const orr_view *max, const orr_view *sum_exp,
                                 const orr_view *picked, const orr_view *sum_x,
                                 const orr_view *target, int64_t ignore, double smooth,
-                                int64_t classes, const orr_view *loss_rows, const orr_view *lse) {
+                                int64_t classes, const orr_view *loss_rows,
+                                const orr_view *lse) {
   const orr_view *a[4] = {max, sum_exp, picked, loss_rows};
   const orr_view *b[2] = {sum_x, lse};
   loss k = {.target = target, .ignore = ignore, .smooth = smooth, .classes = classes};

@@ -95,9 +95,18 @@ static inline __attribute__((always_inline)) void FN(choose)(const bool packed,
                                                              const T *a, const T *b, T *c) {
   switch (rows) {
     ROWS(1)
-    ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+    ROWS(2)
+    ROWS(3)
+    ROWS(4)
+    ROWS(5)
+    ROWS(6)
+    ROWS(7)
+    ROWS(8)
 #if PACKED_ROWS == 12
-        ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+    ROWS(9)
+    ROWS(10)
+    ROWS(11)
+    ROWS(12)
 #endif
   }
 }
@@ -186,10 +195,10 @@ static void FN(packed_units)(const void *context, int64_t begin, int64_t end) {
         FN(pack_rows)(&part, q->a + batch * q->batch_a + k * q->a_k, i, m, rows);
       packed = block;
       FN(pack)(b, q->b_k, q->b_n, part.k, n, columns);
-      for (int64_t r = 0; r < m - i; r += PACKED_ROWS)
-        FN(packed_tile)
-        (&part, m - i - r < PACKED_ROWS ? m - i - r : PACKED_ROWS, n, rows + r * part.k,
-         columns, c + r * q->c_m);
+      for (int64_t r = 0; r < m - i; r += PACKED_ROWS) {
+        int64_t count = m - i - r < PACKED_ROWS ? m - i - r : PACKED_ROWS;
+        FN(packed_tile)(&part, count, n, rows + r * part.k, columns, c + r * q->c_m);
+      }
     }
   }
 }

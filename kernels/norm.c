@@ -1,6 +1,7 @@
 /* norm.c: layer norm and RMS norm over the last dimension (norm.h).
  *
- * Invariant: a row, or a block of columns, belongs to one thread; no sum depends on their number.
+ * Invariant: a row, or a block of columns, belongs to one thread; no sum depends on their
+ * number.
  * To add a norm of rows: norm_body.h.
  */
 #include "norm.h"

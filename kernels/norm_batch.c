@@ -1,7 +1,8 @@
 /* norm_batch.c: batch norm and group norm in pieces (norm.h).
  *
- * Invariant: every pass is y = a formula of x, g and four numbers a channel (centre, factor, constant,
- * slope), or two sums a channel; channels-last and channels-first are two orders of one loop.
+ * Invariant: every pass is y = a formula of x, g and four numbers a channel (centre, factor,
+ * constant, slope), or two sums a channel; channels-last and channels-first are two orders of
+ * one loop.
  * To add a norm over channels: give it a param function.
  */
 #include "norm.h"
@@ -19,12 +20,12 @@ typedef struct channels channels;
 struct channels {
   const orr_view *x, *g, *y; /* (N, C, ...) */
   const orr_view *mean, *rstd, *w, *b, *sum_g, *sum_gxhat;
-  double count;           /* elements a channel over all shards */
-  double first, second;   /* of a group: the means of g w and of g w xhat */
+  double count;         /* elements a channel over all shards */
+  double first, second; /* of a group: the means of g w and of g w xhat */
   void (*param)(const channels *k, int64_t c, double *p);
-  bool inner;             /* channels lie closest */
+  bool inner; /* channels lie closest */
   int64_t channels, total, fold;
-  int64_t cs[3];          /* strides of channels in x, g, y */
+  int64_t cs[3]; /* strides of channels in x, g, y */
   orr_loop outer;
   orr_run in, over;
 };
@@ -156,7 +157,7 @@ void orr_k_bn_grad_apply(const orr_view *x, const orr_view *mean, const orr_view
   run(&k);
 }
 
-/* ---- group norm: sample n, group j of `groups`, as a batch of one with C / groups channels ---- */
+/* ---- group norm: sample n, group j of `groups`, as a batch of one of C / groups channels - */
 
 static orr_view slice(const orr_view *x, int64_t groups, int64_t n, int64_t j) {
   orr_view s = *x;
@@ -186,7 +187,8 @@ static orr_view part(const orr_view *v, int64_t n, int64_t j, int64_t size) {
 }
 
 void orr_k_group_norm(const orr_view *x, int64_t groups, const orr_view *w, const orr_view *b,
-                      double eps, const orr_view *y, const orr_view *mean, const orr_view *rstd) {
+                      double eps, const orr_view *y, const orr_view *mean,
+                      const orr_view *rstd) {
   int64_t size = x->shape[1] / groups;
   for (int64_t i = 0; i < x->shape[0] * groups; i++) {
     int64_t n = i / groups, j = i % groups;

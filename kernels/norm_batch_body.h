@@ -1,13 +1,14 @@
-/* norm_batch_body.h: runs of batch norm; norm_batch.c includes it once for float, once for double.
+/* norm_batch_body.h: runs of batch norm; norm_batch.c includes it once for float, once for
+ * double.
  *
- * Invariant: REAL, FN(name), READ, TARGET and WRITE are defined by the includer. A run is n elements
- * with n parameters each side by side (channels inner), or with one (space inner).
+ * Invariant: REAL, FN(name), READ, TARGET and WRITE are defined by the includer. A run is n
+ * elements with n parameters each side by side (channels inner), or with one (space inner).
  * To add a formula of x, g and per-channel numbers: a case in run_of.
  */
 
 /* out = (x - m) a + b, or a g - (x - m) d - b where g is given. */
-static void FN(run_of)(const REAL *x, const REAL *g, const REAL *m, const REAL *a, const REAL *b,
-                       const REAL *d, bool each, int64_t n, REAL *out) {
+static void FN(run_of)(const REAL *x, const REAL *g, const REAL *m, const REAL *a,
+                       const REAL *b, const REAL *d, bool each, int64_t n, REAL *out) {
   if (g == NULL && each) {
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) out[j] = (x[j] - m[j]) * a[j] + b[j];
@@ -25,8 +26,8 @@ static void FN(run_of)(const REAL *x, const REAL *g, const REAL *m, const REAL *
   }
 }
 
-static void FN(row)(const channels *k, const int64_t *off, int64_t len, bool each, const REAL *m,
-                    const REAL *a, const REAL *b, const REAL *d) {
+static void FN(row)(const channels *k, const int64_t *off, int64_t len, bool each,
+                    const REAL *m, const REAL *a, const REAL *b, const REAL *d) {
   REAL buf[ORR_CHUNK], gbuf[ORR_CHUNK], out[ORR_CHUNK];
   const int64_t *s = k->in.stride;
   for (int64_t i = 0; i < len; i += ORR_CHUNK) {
@@ -72,7 +73,8 @@ static void FN(apply)(const channels *k) {
   }
 }
 
-/* The two gradient sums of channels [c, c + n), channels inner: rows [r0, r1) of over x outer. */
+/* The two gradient sums of channels [c, c + n), channels inner: rows [r0, r1) of over x
+ * outer. */
 static void FN(sums_inner)(const channels *k, int64_t c, int64_t n, int64_t fold, int64_t s0,
                            int64_t s1, double *sum, double *dot, const REAL *m) {
   REAL buf[ORR_CHUNK], gbuf[ORR_CHUNK];
@@ -145,8 +147,8 @@ static void FN(grad_sums)(const channels *k) {
     int64_t steps = (k->over.len + fold - 1) / fold * k->outer.n;
     for (int64_t j = 0; j < n * fold; j++) m[j] = (REAL)at(k->mean, c + j % n, 0);
 #pragma omp parallel for schedule(static) if (k->total >= ORR_K_GRAIN)
-    for (int64_t p = 0; p < PIECES; p++)
-      FN(sums_inner)(k, c, n, fold, steps * p / PIECES, steps * (p + 1) / PIECES, sum[p], dot[p], m);
+    for (int64_t p = 0; p < PIECES; p++) FN(sums_inner)
+    (k, c, n, fold, steps * p / PIECES, steps * (p + 1) / PIECES, sum[p], dot[p], m);
     for (int64_t p = 1; p < PIECES; p++)
       for (int64_t j = 0; j < n; j++) {
         sum[0][j] += sum[p][j];

@@ -1,6 +1,7 @@
 /* norm_body.h: rows of layer and RMS norm; norm.c includes it once for float, once for double.
  *
- * Invariant: REAL, FN(name), READ, TARGET and WRITE are defined by the includer. mean NULL is RMS.
+ * Invariant: REAL, FN(name), READ, TARGET and WRITE are defined by the includer. mean NULL is
+ * RMS.
  * To add a row function: take the row's views and offsets as these do.
  */
 
@@ -48,7 +49,8 @@ static void FN(norm_row)(const norm_row *r, const int64_t *off) {
   WRITE(r->rstd, off[3], 1, 1, &s);
 }
 
-/* gx = rstd (gw - mean(gw) - xhat mean(gw xhat)); RMS has no second term. off: x, gx, mean, rstd, g. */
+/* gx = rstd (gw - mean(gw) - xhat mean(gw xhat)); RMS has no second term. off: x, gx, mean,
+ * rstd, g. */
 static void FN(norm_back_row)(const norm_row *r, const int64_t *off) {
   REAL buf[ORR_CHUNK], gbuf[ORR_CHUNK], wbuf[ORR_CHUNK], out[ORR_CHUNK];
   REAL m = r->mean != NULL ? (REAL)orr_k_get(r->mean, off[2]) : 0;
@@ -79,8 +81,7 @@ static void FN(norm_back_row)(const norm_row *r, const int64_t *off) {
     const REAL *w = r->w != NULL ? READ(r->w, i * r->ws, r->ws, n, wbuf) : wbuf;
     REAL *o = TARGET(r->y, off[1] + i * r->ys, r->ys, out);
 #pragma omp simd
-    for (int64_t j = 0; j < n; j++)
-      o[j] = s * (g[j] * w[j] - first - (p[j] - m) * s * second);
+    for (int64_t j = 0; j < n; j++) o[j] = s * (g[j] * w[j] - first - (p[j] - m) * s * second);
     WRITE(r->y, off[1] + i * r->ys, r->ys, n, o);
   }
 }

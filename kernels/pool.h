@@ -1,8 +1,9 @@
 /* pool.h: max and average pooling over height and width, forward and backward.
  *
  * Invariant: x (N, C, H, W) and y (N, C, OH, OW) by any strides; every element of the result is
- * written by one thread, which gathers, so results do not depend on the threads. Padding is never a
- * maximum. indices (i32 or i64, y's shape) hold h W + w of the maximum in its plane, from 0.
+ * written by one thread, which gathers, so results do not depend on the threads. Padding is
+ * never a maximum. indices (i32 or i64, y's shape) hold h W + w of the maximum in its plane,
+ * from 0.
  * To add a pooling: a row function each way in pool_body.h.
  */
 #ifndef ORR_K_POOL_H

@@ -1,7 +1,7 @@
 /* pool_body.h: rows of lanes of pooling; pool.c includes it once for float, once for double.
  *
- * Invariant: REAL, FN(name), READ and WRITE are defined by the includer. A row starts at (n, c, h, w)
- * of the result and goes along channels or along width (pool.along_channels).
+ * Invariant: REAL, FN(name), READ and WRITE are defined by the includer. A row starts at (n, c,
+ * h, w) of the result and goes along channels or along width (pool.along_channels).
  * To add a pooling: a row function as these, and its use in pool.c.
  */
 
@@ -27,8 +27,8 @@ static void FN(max_row)(const pool *p, const place *at, int64_t lanes) {
   }
   int64_t to = offset(p->to, at, at->h, at->w);
   WRITE(p->to, to, step(p, p->to, 1), lanes, best);
-  orr_k_write_i64(p->indices, offset(p->indices, at, at->h, at->w), step(p, p->indices, 1), lanes,
-                  where);
+  orr_k_write_i64(p->indices, offset(p->indices, at, at->h, at->w), step(p, p->indices, 1),
+                  lanes, where);
 }
 
 static void FN(max_back_row)(const pool *p, const place *at, int64_t lanes) {
@@ -80,9 +80,8 @@ static void FN(avg_back_row)(const pool *p, const place *at, int64_t lanes) {
       int64_t by = p->along_channels ? 1 : p->w->stride[1];
       const REAL *g =
           READ(p->from, offset(p->from, at, h.from, l.from), step(p, p->from, 1), l.count, buf);
-      REAL scale = p->include_pad || p->along_channels
-                       ? 1 / (REAL)divisor(p, p->to, h.from, l.from)
-                       : 0;
+      REAL scale =
+          p->include_pad || p->along_channels ? 1 / (REAL)divisor(p, p->to, h.from, l.from) : 0;
       for (int64_t j = 0; scale != 0 && j < l.count; j++) sum[l.first + j * by] += g[j] * scale;
       for (int64_t j = 0; scale == 0 && j < l.count; j++)
         sum[l.first + j * by] += g[j] / (REAL)divisor(p, p->to, h.from, l.from + j);

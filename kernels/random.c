@@ -249,7 +249,9 @@ static void run(job *j, const orr_random_key *key, const orr_global *global, orr
   const orr_view *views[3] = {y, x, mask};
   int64_t n = orr_view_numel(y);
   if (n == 0) return;
-  for (int v = 0; v < 3; v++) {
+  j->data[0] = y->data;
+  j->dtype[0] = y->dtype;
+  for (int v = 1; v < 3; v++) {
     j->data[v] = views[v] ? views[v]->data : NULL;
     j->dtype[v] = views[v] ? views[v]->dtype : ORR_U8;
   }

@@ -1,7 +1,8 @@
 /* reduce.c: planning a reduction from its strides (reduce.h says what is computed).
  *
- * Invariant: the plan is a function of shapes and strides. Where the innermost dimension is reduced,
- * an output is a sum over rows; where it is kept, rows are added to a pile of outputs side by side.
+ * Invariant: the plan is a function of shapes and strides. Where the innermost dimension is
+ * reduced, an output is a sum over rows; where it is kept, rows are added to a pile of outputs
+ * side by side.
  * To add a kind: reduce.h.
  */
 #include "reduce.h"
@@ -88,7 +89,8 @@ static inline int64_t abs_i64(int64_t x) { return x < 0 ? -x : x; }
 static bool rows_are_inner(const reduction *r) {
   const orr_loop *k = &r->kept, *d = &r->reduced;
   if (k->ndim == 0 || d->ndim == 0) return k->ndim == 0;
-  int64_t step = abs_i64(d->stride[0][d->ndim - 1]), across = abs_i64(k->stride[0][k->ndim - 1]);
+  int64_t step = abs_i64(d->stride[0][d->ndim - 1]),
+          across = abs_i64(k->stride[0][k->ndim - 1]);
   if (d->ndim == 1 && d->n < NARROW && k->shape[k->ndim - 1] >= MANY) return false;
   return step <= across;
 }
@@ -115,12 +117,9 @@ static void reduce(reduction *r, unsigned mask) {
   orr_loop_init(&r->reduced, r->x, views, 1, ~mask);
   r->total = r->reduced.n;
   bool rows = plan_rows(r);
-  if (r->x->dtype == ORR_F64)
-    (rows ? reduce_rows_f64 : reduce_columns_f64)(r);
-  else if (orr_k_is_float(r->x->dtype))
-    (rows ? reduce_rows_f32 : reduce_columns_f32)(r);
-  else
-    (rows ? reduce_rows_i64 : reduce_columns_i64)(r);
+  if (r->x->dtype == ORR_F64) (rows ? reduce_rows_f64 : reduce_columns_f64)(r);
+  else if (orr_k_is_float(r->x->dtype)) (rows ? reduce_rows_f32 : reduce_columns_f32)(r);
+  else (rows ? reduce_rows_i64 : reduce_columns_i64)(r);
 }
 
 void orr_k_reduce(orr_reduce_kind kind, const orr_view *x, unsigned mask, const orr_view *y) {
@@ -173,10 +172,8 @@ void orr_k_norm_p(const orr_view *x, unsigned mask, double p, const orr_view *y)
   } else if (p == 0 || p == 1) {
     orr_k_reduce(p == 0 ? ORR_REDUCE_COUNT : ORR_REDUCE_SUMABS, x, mask, y);
   } else {
-    if (p == 2)
-      orr_k_reduce(ORR_REDUCE_SUMSQ, x, mask, y);
-    else
-      orr_k_sum_pow(x, mask, p, y);
+    if (p == 2) orr_k_reduce(ORR_REDUCE_SUMSQ, x, mask, y);
+    else orr_k_sum_pow(x, mask, p, y);
     change(y, rooted, p);
   }
 }
@@ -199,21 +196,15 @@ void orr_k_moments(const orr_view *x, unsigned mask, const orr_view *mean, const
 void orr_k_arg_reduce(orr_reduce_kind kind, const orr_view *x, int dim, const orr_view *values,
                       const orr_view *indices, int64_t offset) {
   bool max = kind == ORR_REDUCE_MAX;
-  if (x->dtype == ORR_F64)
-    arg_reduce_f64(max, x, dim, values, indices, offset);
-  else if (orr_k_is_float(x->dtype))
-    arg_reduce_f32(max, x, dim, values, indices, offset);
-  else
-    arg_reduce_i64(max, x, dim, values, indices, offset);
+  if (x->dtype == ORR_F64) arg_reduce_f64(max, x, dim, values, indices, offset);
+  else if (orr_k_is_float(x->dtype)) arg_reduce_f32(max, x, dim, values, indices, offset);
+  else arg_reduce_i64(max, x, dim, values, indices, offset);
 }
 
 static void scan(bool product, const orr_view *x, int dim, bool reverse, const orr_view *y) {
-  if (x->dtype == ORR_F64)
-    scan_f64(product, x, dim, reverse, y);
-  else if (orr_k_is_float(x->dtype))
-    scan_f32(product, x, dim, reverse, y);
-  else
-    scan_i64(product, x, dim, reverse, y);
+  if (x->dtype == ORR_F64) scan_f64(product, x, dim, reverse, y);
+  else if (orr_k_is_float(x->dtype)) scan_f32(product, x, dim, reverse, y);
+  else scan_i64(product, x, dim, reverse, y);
 }
 
 void orr_k_cumsum(const orr_view *x, int dim, bool reverse, const orr_view *y) {
@@ -224,8 +215,8 @@ void orr_k_cumprod(const orr_view *x, int dim, const orr_view *y) {
   scan(true, x, dim, false, y);
 }
 
-/* One row of the gradient of cumprod. Before the first zero z, gx_i = sum_{j>=i} g_j y_j / x_i; at
- * it, the products leave x_z out; after it every product holds that zero. */
+/* One row of the gradient of cumprod. Before the first zero z, gx_i = sum_{j>=i} g_j y_j / x_i;
+ * at it, the products leave x_z out; after it every product holds that zero. */
 static void cumprod_back_row(const orr_view *const *v, const int64_t *off, const int64_t *step,
                              int64_t len) {
   const orr_view *x = v[0], *y = v[1], *g = v[2], *gx = v[3];

@@ -1,8 +1,10 @@
-/* reduce.h: reductions over any dimensions, arg reductions, moments, and scans along one dimension.
+/* reduce.h: reductions over any dimensions, arg reductions, moments, and scans along one
+ * dimension.
  *
  * Invariant: floats are summed in double over chunks whose bounds depend on shapes alone, so a
  * result does not change with the number of threads. y has the rank of x with the reduced
- * dimensions of size 1. Integers are reduced as int64 and stored saturated. NaN wins max and min.
+ * dimensions of size 1. Integers are reduced as int64 and stored saturated. NaN wins max and
+ * min.
  * To add a reduction: a kind here, and its case in each switch of reduce_body.h.
  */
 #ifndef ORR_K_REDUCE_H
@@ -31,13 +33,14 @@ void orr_k_norm_p(const orr_view *x, unsigned mask, double p, const orr_view *y)
 /* y = sum of (x - mean)^2; mean has the shape of y. Floats. */
 void orr_k_centered_sumsq(const orr_view *x, unsigned mask, const orr_view *mean,
                           const orr_view *y);
-/* Mean of x over mask, and the sum of squared deviations from it; the count is the shapes'. Shards
- * merge by Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983. */
+/* Mean of x over mask, and the sum of squared deviations from it; the count is the shapes'.
+ * Shards merge by Chan, Golub and LeVeque, "Algorithms for computing the sample variance",
+ * 1983. */
 void orr_k_moments(const orr_view *x, unsigned mask, const orr_view *mean, const orr_view *m2);
 
-/* Greatest (kind MAX) or least (MIN) along dim: the value (values may be NULL), and its index from
- * 1 plus offset, first of ties, first NaN before all. Both keep dim as size 1. An empty dim gives
- * index 0 and the value of nothing. */
+/* Greatest (kind MAX) or least (MIN) along dim: the value (values may be NULL), and its index
+ * from 1 plus offset, first of ties, first NaN before all. Both keep dim as size 1. An empty
+ * dim gives index 0 and the value of nothing. */
 void orr_k_arg_reduce(orr_reduce_kind kind, const orr_view *x, int dim, const orr_view *values,
                       const orr_view *indices, int64_t offset);
 

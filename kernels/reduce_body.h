@@ -1,17 +1,18 @@
-/* reduce_body.h: the reduction of chunks of T into ACC; reduce.c includes it once a number type.
+/* reduce_body.h: the reduction of chunks of T into ACC; reduce.c includes it once a number
+ * type.
  *
- * Invariant: T, ACC, ABS, ISNAN, LEAST, GREATEST and FN(name) are defined by the includer. The order of
- * joining is fixed by the shapes.
+ * Invariant: T, ACC, ABS, ISNAN, LEAST, GREATEST and FN(name) are defined by the includer. The
+ * order of joining is fixed by the shapes.
  * To add a kind: its case in nothing_of, join, row and column.
  */
 
 static ACC FN(nothing_of)(int kind) {
   switch (kind) {
-  case ORR_REDUCE_PROD:
-  case ORR_REDUCE_ALL: return 1;
-  case ORR_REDUCE_MAX: return LEAST;
-  case ORR_REDUCE_MIN: return GREATEST;
-  default: return 0;
+    case ORR_REDUCE_PROD:
+    case ORR_REDUCE_ALL: return 1;
+    case ORR_REDUCE_MAX: return LEAST;
+    case ORR_REDUCE_MIN: return GREATEST;
+    default: return 0;
   }
 }
 
@@ -20,13 +21,13 @@ static inline ACC FN(less)(ACC a, ACC b) { return b < a || ISNAN(b) ? b : a; }
 
 static ACC FN(join)(int kind, ACC a, ACC b) {
   switch (kind) {
-  case ORR_REDUCE_PROD: return a * b;
-  case ORR_REDUCE_MAX:
-  case ORR_REDUCE_MAXABS:
-  case ORR_REDUCE_ANY: return FN(greater)(a, b);
-  case ORR_REDUCE_MIN:
-  case ORR_REDUCE_ALL: return FN(less)(a, b);
-  default: return a + b;
+    case ORR_REDUCE_PROD: return a * b;
+    case ORR_REDUCE_MAX:
+    case ORR_REDUCE_MAXABS:
+    case ORR_REDUCE_ANY: return FN(greater)(a, b);
+    case ORR_REDUCE_MIN:
+    case ORR_REDUCE_ALL: return FN(less)(a, b);
+    default: return a + b;
   }
 }
 
@@ -94,67 +95,67 @@ static int64_t FN(row_count)(const T *p, int64_t n) {
 static ACC FN(row)(const reduction *r, const T *p, int64_t n, ACC m) {
   ACC a = FN(nothing_of)(r->kind);
   switch (r->kind) {
-  case ORR_REDUCE_SUM: return FN(row_sum)(p, n);
-  case ORR_REDUCE_PROD:
-    for (int64_t i = 0; i < n; i++) a *= p[i];
-    return a;
-  case ORR_REDUCE_MAX: return FN(row_max)(p, n, a);
-  case ORR_REDUCE_MIN: return FN(row_min)(p, n, a);
-  case ORR_REDUCE_ANY: return FN(row_count)(p, n) != 0;
-  case ORR_REDUCE_ALL: return FN(row_count)(p, n) == n;
-  case ORR_REDUCE_SUMSQ: return FN(row_sumsq)(p, n, 0);
-  case ORR_REDUCE_SUMABS:
+    case ORR_REDUCE_SUM: return FN(row_sum)(p, n);
+    case ORR_REDUCE_PROD:
+      for (int64_t i = 0; i < n; i++) a *= p[i];
+      return a;
+    case ORR_REDUCE_MAX: return FN(row_max)(p, n, a);
+    case ORR_REDUCE_MIN: return FN(row_min)(p, n, a);
+    case ORR_REDUCE_ANY: return FN(row_count)(p, n) != 0;
+    case ORR_REDUCE_ALL: return FN(row_count)(p, n) == n;
+    case ORR_REDUCE_SUMSQ: return FN(row_sumsq)(p, n, 0);
+    case ORR_REDUCE_SUMABS:
 #pragma omp simd reduction(+ : a)
-    for (int64_t i = 0; i < n; i++) a += ABS((ACC)p[i]);
-    return a;
-  case ORR_REDUCE_MAXABS:
-    for (int64_t i = 0; i < n; i++) a = FN(greater)(a, ABS((ACC)p[i]));
-    return a;
-  case ORR_REDUCE_COUNT: return (ACC)FN(row_count)(p, n);
-  case SUM_POW:
-    for (int64_t i = 0; i < n; i++) a += (ACC)pow(fabs((double)p[i]), r->power);
-    return a;
-  default: return FN(row_sumsq)(p, n, m);
+      for (int64_t i = 0; i < n; i++) a += ABS((ACC)p[i]);
+      return a;
+    case ORR_REDUCE_MAXABS:
+      for (int64_t i = 0; i < n; i++) a = FN(greater)(a, ABS((ACC)p[i]));
+      return a;
+    case ORR_REDUCE_COUNT: return (ACC)FN(row_count)(p, n);
+    case SUM_POW:
+      for (int64_t i = 0; i < n; i++) a += (ACC)pow(fabs((double)p[i]), r->power);
+      return a;
+    default: return FN(row_sumsq)(p, n, m);
   }
 }
 
 static void FN(column)(const reduction *r, ACC *a, const T *p, int64_t n, const ACC *m) {
   switch (r->kind) {
-  case ORR_REDUCE_SUM:
-    for (int64_t i = 0; i < n; i++) a[i] += p[i];
-    break;
-  case ORR_REDUCE_PROD:
-    for (int64_t i = 0; i < n; i++) a[i] *= p[i];
-    break;
-  case ORR_REDUCE_MAX:
-    for (int64_t i = 0; i < n; i++) a[i] = FN(greater)(a[i], p[i]);
-    break;
-  case ORR_REDUCE_MIN:
-    for (int64_t i = 0; i < n; i++) a[i] = FN(less)(a[i], p[i]);
-    break;
-  case ORR_REDUCE_ANY:
-    for (int64_t i = 0; i < n; i++) a[i] = p[i] != 0 ? 1 : a[i];
-    break;
-  case ORR_REDUCE_ALL:
-    for (int64_t i = 0; i < n; i++) a[i] = p[i] == 0 ? 0 : a[i];
-    break;
-  case ORR_REDUCE_SUMSQ:
-    for (int64_t i = 0; i < n; i++) a[i] += (ACC)p[i] * p[i];
-    break;
-  case ORR_REDUCE_SUMABS:
-    for (int64_t i = 0; i < n; i++) a[i] += ABS((ACC)p[i]);
-    break;
-  case ORR_REDUCE_MAXABS:
-    for (int64_t i = 0; i < n; i++) a[i] = FN(greater)(a[i], ABS((ACC)p[i]));
-    break;
-  case ORR_REDUCE_COUNT:
-    for (int64_t i = 0; i < n; i++) a[i] += p[i] != 0;
-    break;
-  case SUM_POW:
-    for (int64_t i = 0; i < n; i++) a[i] += (ACC)pow(fabs((double)p[i]), r->power);
-    break;
-  default:
-    for (int64_t i = 0; i < n; i++) a[i] += (p[i] - m[i]) * (p[i] - m[i]);
+    case ORR_REDUCE_SUM:
+      for (int64_t i = 0; i < n; i++) a[i] += p[i];
+      break;
+    case ORR_REDUCE_PROD:
+      for (int64_t i = 0; i < n; i++) a[i] *= p[i];
+      break;
+    case ORR_REDUCE_MAX:
+      for (int64_t i = 0; i < n; i++) a[i] = FN(greater)(a[i], p[i]);
+      break;
+    case ORR_REDUCE_MIN:
+      for (int64_t i = 0; i < n; i++) a[i] = FN(less)(a[i], p[i]);
+      break;
+    case ORR_REDUCE_ANY:
+      for (int64_t i = 0; i < n; i++) a[i] = p[i] != 0 ? 1 : a[i];
+      break;
+    case ORR_REDUCE_ALL:
+      for (int64_t i = 0; i < n; i++) a[i] = p[i] == 0 ? 0 : a[i];
+      break;
+    case ORR_REDUCE_SUMSQ:
+      for (int64_t i = 0; i < n; i++) a[i] += (ACC)p[i] * p[i];
+      break;
+    case ORR_REDUCE_SUMABS:
+      for (int64_t i = 0; i < n; i++) a[i] += ABS((ACC)p[i]);
+      break;
+    case ORR_REDUCE_MAXABS:
+      for (int64_t i = 0; i < n; i++) a[i] = FN(greater)(a[i], ABS((ACC)p[i]));
+      break;
+    case ORR_REDUCE_COUNT:
+      for (int64_t i = 0; i < n; i++) a[i] += p[i] != 0;
+      break;
+    case SUM_POW:
+      for (int64_t i = 0; i < n; i++) a[i] += (ACC)pow(fabs((double)p[i]), r->power);
+      break;
+    default:
+      for (int64_t i = 0; i < n; i++) a[i] += (p[i] - m[i]) * (p[i] - m[i]);
   }
 }
 
@@ -202,9 +203,10 @@ static void FN(reduce_rows)(const reduction *r) {
   }
 }
 
-/* Steps [s0, s1) of n outputs that lie beside each other; a step is r->fold rows in one piece. */
-static void FN(pile)(const reduction *r, int64_t xoff, int64_t n, int64_t s0, int64_t s1, ACC *a,
-                     const ACC *m) {
+/* Steps [s0, s1) of n outputs that lie beside each other; a step is r->fold rows in one
+ * piece. */
+static void FN(pile)(const reduction *r, int64_t xoff, int64_t n, int64_t s0, int64_t s1,
+                     ACC *a, const ACC *m) {
   T buf[ORR_CHUNK];
   for (int64_t i = 0; i < n * r->fold; i++) a[i] = FN(nothing_of)(r->kind);
   for (int64_t s = s0; s < s1; s++) {
@@ -285,7 +287,8 @@ static void FN(arg_reduce)(bool max, const orr_view *x, int dim, const orr_view 
   }
 }
 
-static void FN(scan)(bool product, const orr_view *x, int dim, bool reverse, const orr_view *y) {
+static void FN(scan)(bool product, const orr_view *x, int dim, bool reverse,
+                     const orr_view *y) {
   const orr_view *views[2] = {x, y};
   int64_t len = x->shape[dim], xs = x->stride[dim], ys = y->stride[dim];
   int64_t start = reverse ? len - 1 : 0, sign = reverse ? -1 : 1;

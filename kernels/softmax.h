@@ -1,8 +1,9 @@
 /* softmax.h: softmax, log_softmax and logsumexp along one dimension, forward and backward.
  *
- * Invariant: each row is worked by one thread; exponentials are of x - max(x), so none overflows; a
- * row of -inf gives NaN (softmax) and -inf (logsumexp), as its limit does.
- * To add a function of rows: a row function in softmax_body.h, dispatched at the end of softmax.c.
+ * Invariant: each row is worked by one thread; exponentials are of x - max(x), so none
+ * overflows; a row of -inf gives NaN (softmax) and -inf (logsumexp), as its limit does.
+ * To add a function of rows: a row function in softmax_body.h, dispatched at the end of
+ * softmax.c.
  */
 #ifndef ORR_K_SOFTMAX_H
 #define ORR_K_SOFTMAX_H

@@ -1,4 +1,5 @@
-/* softmax_body.h: rows of the softmax family; softmax.c includes it once for float, once for double.
+/* softmax_body.h: rows of the softmax family; softmax.c includes it once for float, once for
+ * double.
  *
  * Invariant: REAL, FN(name), READ, TARGET, WRITE and EXP are defined by the includer.
  * To add a row function: take (views, offsets, run) as these do.
@@ -20,8 +21,8 @@ static REAL FN(row_max)(const orr_view *x, int64_t off, int64_t stride, int64_t 
 }
 
 /* Sum of exp(x - m), stored at y on the way where y is not NULL. */
-static double FN(row_sum_exp)(const orr_view *x, int64_t off, int64_t stride, int64_t len, REAL m,
-                              REAL *y) {
+static double FN(row_sum_exp)(const orr_view *x, int64_t off, int64_t stride, int64_t len,
+                              REAL m, REAL *y) {
   REAL buf[ORR_CHUNK], out[ORR_CHUNK];
   double sum = 0;
   for (int64_t i = 0; i < len; i += ORR_CHUNK) {
@@ -58,7 +59,8 @@ static void FN(softmax_row)(const orr_view *const *v, const int64_t *off, orr_ru
   }
 }
 
-static REAL FN(log_sum_exp)(const orr_view *x, int64_t off, int64_t stride, int64_t len, REAL *m) {
+static REAL FN(log_sum_exp)(const orr_view *x, int64_t off, int64_t stride, int64_t len,
+                            REAL *m) {
   *m = FN(row_max)(x, off, stride, len);
   if (*m == -(REAL)INFINITY) {
     *m = 0;
@@ -116,7 +118,8 @@ static void FN(softmax_back_row)(const orr_view *const *v, const int64_t *off, o
   }
 }
 
-static void FN(log_softmax_back_row)(const orr_view *const *v, const int64_t *off, orr_run run) {
+static void FN(log_softmax_back_row)(const orr_view *const *v, const int64_t *off,
+                                     orr_run run) {
   REAL ybuf[ORR_CHUNK], gbuf[ORR_CHUNK], out[ORR_CHUNK];
   const int64_t *s = run.stride;
   double sum = 0;

@@ -1,7 +1,8 @@
 /* sort.c: sort and topk (sort.h) by order-preserving keys.
  *
- * Invariant: every row is (key, index) pairs; since indices differ, pairs are strictly ordered, and
- * any order of work gives the same result. Rows are worked in SLOTS groups, each with its scratch.
+ * Invariant: every row is (key, index) pairs; since indices differ, pairs are strictly ordered,
+ * and any order of work gives the same result. Rows are worked in SLOTS groups, each with its
+ * scratch.
  * To add an element type: key_of.
  */
 #include "sort.h"
@@ -86,8 +87,8 @@ static void store(const orr_view *const *v, const int64_t *off, int dim, const p
     orr_k_write_i64(indices, off[1] + i * indices->stride[dim], 1, 1, &index);
     if (values == NULL) continue;
     int64_t from = off[0] + p[i].index * x->stride[dim], to = off[2] + i * values->stride[dim];
-    memcpy((char *)values->data + (size_t)to * size, (const char *)x->data + from * (int64_t)size,
-           size);
+    memcpy((char *)values->data + (size_t)to * size,
+           (const char *)x->data + from * (int64_t)size, size);
   }
 }
 
@@ -116,7 +117,8 @@ static void topk_row(const orr_view *const *v, const int64_t *off, int dim, uint
   store(v, off, dim, sorted(p, p + k, k), k);
 }
 
-typedef void row_fn(const orr_view *const *v, const int64_t *off, int dim, uint64_t flip, pair *p);
+typedef void row_fn(const orr_view *const *v, const int64_t *off, int dim, uint64_t flip,
+                    pair *p);
 
 static int64_t rows_of(const orr_view *x, int dim) {
   return x->shape[dim] > 0 ? orr_k_count(x) / x->shape[dim] : 0;

@@ -1,8 +1,8 @@
 /* sort.h: sort and topk along one dimension, with indices.
  *
  * Invariant: stable (of equal elements the first comes first, ascending or descending); NaN is
- * greater than every number; -0 equals 0. indices are i64 (or i32) and count from 1. values may be
- * NULL. The scratch need not be set; its size follows from shapes alone.
+ * greater than every number; -0 equals 0. indices are i64 (or i32) and count from 1. values may
+ * be NULL. The scratch need not be set; its size follows from shapes alone.
  * To add an element type: key_of in sort.c maps it to unsigned integers of the same order.
  */
 #ifndef ORR_K_SORT_H

@@ -8,15 +8,15 @@
  */
 #define M(f) ORR_NAME(orr_##f##_, S)
 
-#define LOOP(name, formula, R)                                                              \
-  static void ORR_NAME(name##_row_, S)(int64_t n, const void *from, void *to) {             \
-    const T *xs = from;                                                                     \
-    R *ys = to;                                                                             \
-    ORR_SIMD                                                                                \
-    for (int64_t i = 0; i < n; i++) {                                                       \
-      T x = xs[i];                                                                          \
-      ys[i] = formula;                                                                      \
-    }                                                                                       \
+#define LOOP(name, formula, R)                                                  \
+  static void ORR_NAME(name##_row_, S)(int64_t n, const void *from, void *to) { \
+    const T *xs = from;                                                         \
+    R *ys = to;                                                                 \
+    ORR_SIMD                                                                    \
+    for (int64_t i = 0; i < n; i++) {                                           \
+      T x = xs[i];                                                              \
+      ys[i] = formula;                                                          \
+    }                                                                           \
   }
 #if ROWS_OF_FLOAT
 #define ORR_UNARY(name, formula, derivative, flags) LOOP(name, formula, T)
@@ -42,17 +42,17 @@ static row_fn *const ORR_NAME(unary_rows_, S)[ORR_N_UNARY] = {
 };
 
 #if ROWS_OF_FLOAT
-#define ORR_UNARY(name, formula, derivative, flags)                                         \
-  static void ORR_NAME(name##_grad_, S)(int64_t n, const void *in_x, const void *in_y,      \
-                                        const void *in_g, void *to) {                       \
-    const T *xs = in_x, *ys = in_y, *gs = in_g;                                             \
-    T *out = to;                                                                            \
-    ORR_SIMD                                                                                \
-    for (int64_t i = 0; i < n; i++) {                                                       \
-      T x = xs[i], y = ys[i], g = gs[i];                                                    \
-      (void)x, (void)y;                                                                     \
-      out[i] = derivative;                                                                  \
-    }                                                                                       \
+#define ORR_UNARY(name, formula, derivative, flags)                                    \
+  static void ORR_NAME(name##_grad_, S)(int64_t n, const void *in_x, const void *in_y, \
+                                        const void *in_g, void *to) {                  \
+    const T *xs = in_x, *ys = in_y, *gs = in_g;                                        \
+    T *out = to;                                                                       \
+    ORR_SIMD                                                                           \
+    for (int64_t i = 0; i < n; i++) {                                                  \
+      T x = xs[i], y = ys[i], g = gs[i];                                               \
+      (void)x, (void)y;                                                                \
+      out[i] = derivative;                                                             \
+    }                                                                                  \
   }
 #include "unary.def"
 

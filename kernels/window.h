@@ -1,8 +1,9 @@
 /* window.h: sliding windows over height and width, shared by pooling and convolution.
  *
- * Invariant: tap t of output o reads input o stride - padding + t dilation, where that is inside.
- * A row of lanes is worked at once: neighbours in width, or (with one lane) one place.
- * To add an operation on windows: walk taps, and take each tap's lanes from these two functions.
+ * Invariant: tap t of output o reads input o stride - padding + t dilation, where that is
+ * inside. A row of lanes is worked at once: neighbours in width, or (with one lane) one place.
+ * To add an operation on windows: walk taps, and take each tap's lanes from these two
+ * functions.
  */
 #ifndef ORR_K_WINDOW_H
 #define ORR_K_WINDOW_H
@@ -23,10 +24,10 @@ static inline int64_t orr_ceil_div(int64_t a, int64_t b) {
   return a >= 0 ? (a + b - 1) / b : -(-a / b);
 }
 
-/* Outputs out0 .. out0 + lanes - 1 that tap t feeds from an input of `size`; lanes step by one and
- * inputs by stride. */
-static inline orr_lanes orr_window_inputs(const orr_window *w, int axis, int64_t t, int64_t out0,
-                                          int64_t lanes, int64_t size) {
+/* Outputs out0 .. out0 + lanes - 1 that tap t feeds from an input of `size`; lanes step by one
+ * and inputs by stride. */
+static inline orr_lanes orr_window_inputs(const orr_window *w, int axis, int64_t t,
+                                          int64_t out0, int64_t lanes, int64_t size) {
   int64_t s = w->stride[axis], shift = t * w->dilation[axis] - w->padding[axis];
   int64_t lo = orr_ceil_div(-shift, s), hi = orr_ceil_div(size - shift, s);
   if (lo < out0) lo = out0;
@@ -34,10 +35,10 @@ static inline orr_lanes orr_window_inputs(const orr_window *w, int axis, int64_t
   return (orr_lanes){lo - out0, hi > lo ? hi - lo : 0, lo * s + shift};
 }
 
-/* Inputs in0 .. in0 + lanes - 1 that tap t feeds to some of `size` outputs; lanes step by stride and
- * outputs by one. */
-static inline orr_lanes orr_window_outputs(const orr_window *w, int axis, int64_t t, int64_t in0,
-                                           int64_t lanes, int64_t size) {
+/* Inputs in0 .. in0 + lanes - 1 that tap t feeds to some of `size` outputs; lanes step by
+ * stride and outputs by one. */
+static inline orr_lanes orr_window_outputs(const orr_window *w, int axis, int64_t t,
+                                           int64_t in0, int64_t lanes, int64_t size) {
   int64_t s = w->stride[axis], shift = t * w->dilation[axis] - w->padding[axis];
   int64_t lo = orr_ceil_div(in0 - shift, s), hi = orr_ceil_div(in0 + lanes - shift, s);
   if (lo < 0) lo = 0;
