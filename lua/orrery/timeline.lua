@@ -17,7 +17,8 @@ local function args(stage, micro, backward)
   local list = {}
   if stage > 0 then list[#list + 1] = ('"stage":%d'):format(stage) end
   if micro > 0 then list[#list + 1] = ('"micro":%d'):format(micro) end
-  list[#list + 1] = '"pass":' .. (backward and '"backward"' or '"forward"')
+  if backward then list[#list + 1] = '"pass":"backward"'
+  elseif stage > 0 then list[#list + 1] = '"pass":"forward"' end
   return "{" .. table.concat(list, ",") .. "}"
 end
 
@@ -27,6 +28,8 @@ local function row_name(row)
     .. '{"name":"thread_sort_index","ph":"M","pid":1,"tid":%d,"args":{"sort_index":%d}}'
   return thread:format(row.tid, text(row.name), row.tid, row.tid)
 end
+
+local event = '{"name":%s,"cat":"%s","ph":"X","pid":1,"tid":%d,"ts":%.3f,"dur":%.3f,"args":%s}'
 
 local function lines_of(n)
   local origin, rows, order, lines = math.huge, {}, {}, {}
@@ -44,16 +47,16 @@ local function lines_of(n)
   for _, tid in ipairs(order) do lines[#lines + 1] = row_name(rows[tid]) end
   for k = 1, n do
     local name, _, index, comm, start, stop, stage, micro, backward = core.timeline_event(k)
-    lines[#lines + 1] = ('{"name":%s,"cat":%s,"ph":"X","pid":1,"tid":%d,"ts":%.3f,"dur":%.3f,"args":%s}'):format(
-      text(name), comm and '"communication"' or '"compute"', 2 * index + (comm and 1 or 0),
-      (start - origin) * 1e6, (stop - start) * 1e6, args(stage, micro, backward))
+    local queue, tid = comm and "communication" or "compute", 2 * index + (comm and 1 or 0)
+    lines[#lines + 1] = event:format(text(name), queue, tid, (start - origin) * 1e6,
+      (stop - start) * 1e6, args(stage, micro, backward))
   end
   return lines
 end
 
 --- Runs f and writes what ran on the devices meanwhile to a file: a row a device and queue, an event
---- an op or a device's part of a collective, with the stage, the micro-batch and the pass (what is
---- not backward counts as forward). Waits for the devices. Where f fails no file is written.
+--- an op or a device's part of a collective, with the stage, the micro-batch and the pass where
+--- they are known. Waits for the devices. Where f fails no file is written.
 ---@param f fun()
 ---@param path string
 ---@return integer events

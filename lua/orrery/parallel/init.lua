@@ -70,6 +70,15 @@ function parallel.balance(net, x, k, options)
   return require("orrery.parallel.balance").show(net, x, k, options)
 end
 
+--- Draws where a placed net stands and what moves: see picture.lua. Prints as text.
+---@param net orrery.Module
+---@param x? orrery.Tensor an example batch, on which forward and backward run once
+---@param options? {file?: string} file: where to write it as SVG
+---@return {text: string, svg: string, devices: string[], blocks: table[]}
+function parallel.picture(net, x, options)
+  return require("orrery.parallel.picture")(net, x, options)
+end
+
 --- Trains a small net on one device and under the plan (default: data over all devices), compares
 --- losses and weights, and sends a tensor between every two devices and back. Prints what it finds;
 --- raises where something differs.
