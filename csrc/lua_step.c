@@ -65,6 +65,25 @@ static int set_stage(lua_State *L) {
   return 0;
 }
 
+/* to_stage(tensor, mesh): the tensor on that stage; itself where it is there, on the host, or of
+ * no pipeline with it. */
+static int to_stage(lua_State *L) {
+  orr_tensor *t = orr_lua_check(L, 1), *moved;
+  const orr_mesh *mesh = lua_touserdata(L, 2), *from = t->layout->mesh;
+  orr_layout *layout;
+  lua_settop(L, 1);
+  orr_lua_enter(L);
+  if (from == mesh || from == orr_mesh_single(0) || !orr_stages_later(from, mesh)) return 1;
+  orr_lua_try(L, orr_stages_layout(t, mesh, &layout));
+  bool recorded = orr_grad_mode() && t->requires_grad;
+  orr_status status =
+      recorded ? orr_redistribute_op(t, layout, &moved) : orr_redistribute(t, layout, &moved);
+  orr_layout_free(layout);
+  orr_lua_try(L, status);
+  orr_lua_push(L, moved);
+  return 1;
+}
+
 /* random_position(): calls of the dropout and the user stream; random_position(d, u) sets
  * them. */
 static int random_position(lua_State *L) {
@@ -112,13 +131,19 @@ static int hold_statistics(lua_State *L) {
 }
 
 int orr_lua_open_step(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"backward_start", backward_start},     {"backward_until", backward_until},
-      {"backward_end", backward_end},         {"flush_gradients", flush_gradients},
-      {"drop_gradients", drop_gradients},     {"set_stage", set_stage},
-      {"random_position", random_position},   {"random_micro", random_micro},
-      {"random_micro_now", random_micro_now}, {"defer_statistics", defer_statistics},
-      {"hold_statistics", hold_statistics},   {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"backward_start", backward_start},
+                                       {"backward_until", backward_until},
+                                       {"backward_end", backward_end},
+                                       {"flush_gradients", flush_gradients},
+                                       {"drop_gradients", drop_gradients},
+                                       {"set_stage", set_stage},
+                                       {"to_stage", to_stage},
+                                       {"random_position", random_position},
+                                       {"random_micro", random_micro},
+                                       {"random_micro_now", random_micro_now},
+                                       {"defer_statistics", defer_statistics},
+                                       {"hold_statistics", hold_statistics},
+                                       {NULL, NULL}};
   luaL_setfuncs(L, functions, 0);
   luaL_newmetatable(L, RUN);
   lua_pushcfunction(L, backward_end);

@@ -430,9 +430,9 @@ end)
 
 -- A layer on a stage of a plan: what follows runs there.
 local function call_on_stage(self, stage, ...)
-  require("orrery.parallel.stages").enter(stage)
-  if self._recompute then return require("orrery.parallel.recompute")(self, run, ...) end
-  return run(self, ...)
+  local enter = require("orrery.parallel.stages").enter
+  if self._recompute then return require("orrery.parallel.recompute")(self, run, enter(stage, ...)) end
+  return run(self, enter(stage, ...))
 end
 
 --- Calls the module on arguments that its plan has placed already.

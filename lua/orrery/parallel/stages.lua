@@ -92,14 +92,23 @@ function stages.assign(plan, net, layers, x, n)
   return require("orrery.parallel.balance").assign(plan, net, layers, x, n)
 end
 
---- Called where a placed layer is called: the ops that follow run on its stage.
-function stages.enter(stage)
+-- The arguments of a layer on the stage's devices: what it computes without parameters too runs there.
+local function bring(mesh, first, ...)
+  if core.is_tensor(first) then first = core.to_stage(first, mesh) end
+  if select("#", ...) == 0 then return first end
+  return first, bring(mesh, ...)
+end
+
+--- Called where a placed layer is called, with its arguments, which it gives back on the stage: the
+--- ops that follow run there.
+function stages.enter(stage, ...)
   if running and running.stage ~= stage.index then
     running.stage = stage.index
     coroutine.yield(stage.index)
   end
   core.set_stage(stage.mesh)
   core.mark(stage.index, running and running.micro)
+  return bring(stage.mesh, ...)
 end
 
 --- A forward pass in pieces: run:resume() goes on until the pass enters another stage. run.stage is
