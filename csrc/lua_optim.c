@@ -130,7 +130,7 @@ static int scale_(lua_State *L) {
 /* all_finite(list): whether no element is infinite or NaN on any device. */
 static int all_finite(lua_State *L) {
   int n;
-  bool finite;
+  bool finite = false;
   orr_tensor **list = orr_lua_list(L, 1, &n);
   orr_lua_try(L, orr_list_finite(list, n, &finite));
   lua_pushboolean(L, finite);

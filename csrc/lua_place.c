@@ -142,7 +142,7 @@ static int shards(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1);
   lua_createtable(L, t->n, 0);
   for (int r = 0; r < t->n; r++) {
-    orr_tensor *s;
+    orr_tensor *s = NULL;
     orr_lua_try(L, orr_tensor_shard(t, r, &s));
     lua_newtable(L);
     lua_pushstring(L, orr_tensor_device(t, r)->name);

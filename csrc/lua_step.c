@@ -65,8 +65,8 @@ static int set_stage(lua_State *L) {
   return 0;
 }
 
-/* to_stage(tensor, mesh): the tensor on that stage; itself where it is there, on the host, or of
- * no pipeline with it. */
+/* to_stage(tensor, mesh): the tensor on that stage; itself where it is there, on the host, or
+ * of no pipeline with it. */
 static int to_stage(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1), *moved;
   const orr_mesh *mesh = lua_touserdata(L, 2), *from = t->layout->mesh;

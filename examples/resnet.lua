@@ -88,7 +88,8 @@ local step = 0
 for epoch = 1, options.epochs do
   local loss
   local show = function() return { loss = loss } end
-  for x, y in orrery.progress(train, { label = ("epoch %d/%d"):format(epoch, options.epochs), show = show }) do
+  local label = ("epoch %d/%d"):format(epoch, options.epochs)
+  for x, y in orrery.progress(train, { label = label, show = show }) do
     opt:zero_grad()
     loss = plan:step(net, nn.cross_entropy, x, y)
     opt:step()

@@ -101,7 +101,8 @@ describe("the house", function()
     local problems = {}
     for _, list in ipairs { c_files(), lua_files() } do
       for _, file in ipairs(list) do
-        local n = #read(file)
+        -- Fixtures are values that a script wrote; nobody reads them from top to bottom.
+        local n = file:match "^spec/fixtures/" and 0 or #read(file)
         if n >= 600 then problems[#problems + 1] = file .. ": " .. n .. " lines" end
       end
     end

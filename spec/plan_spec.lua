@@ -29,7 +29,8 @@ local plans = {
   { "data<model<0,1>, model<2,3>>", micro = "default" },
   { "model<data<0,1>, data<2,3>; micro=3, schedule=1f1b>", micro = 3 },
   { "data<model<tensor<0,1>, tensor<2,3>>, model<tensor<4,5>, tensor<6,7>>>", micro = "default" },
-  { "model<data<tensor<0,1>, tensor<2,3>>, data<tensor<4,5>, tensor<6,7>>; micro=3, schedule=1f1b>", micro = 3 },
+  { "model<data<tensor<0,1>, tensor<2,3>>, data<tensor<4,5>, tensor<6,7>>; micro=3, schedule=1f1b>",
+    micro = 3 },
   { "data<0,1; zero=1>" },
   { "data<0..2; zero=2>" },
   { "data<0..2; zero=3>" },
@@ -45,7 +46,8 @@ local GPT = nn.class("GPT", function(self, o)
   self.dropout = nn.Dropout(0.1)
   self.blocks = nn.Sequential()
   for k = 1, 2 do
-    self.blocks[k] = nn.TransformerBlock(12, 3, { causal = true, dropout = 0.1, bias = false, dtype = o.dtype })
+    self.blocks[k] = nn.TransformerBlock(12, 3,
+      { causal = true, dropout = 0.1, bias = false, dtype = o.dtype })
   end
   self.norm = nn.LayerNorm(12, o)
 end)
@@ -59,8 +61,8 @@ end
 -- Name, net, batch of n samples. Layers before batch norm have no bias, for the reason above.
 local nets = {
   { "an MLP", function(o)
-    return nn.Sequential(nn.Linear(6, 16, o), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, 16, o), nn.LayerNorm(16, o),
-      nn.GELU(), nn.Linear(16, 12, o), nn.Tanh(), nn.Linear(12, 4, o))
+    return nn.Sequential(nn.Linear(6, 16, o), nn.ReLU(), nn.Dropout(0.25), nn.Linear(16, 16, o),
+      nn.LayerNorm(16, o), nn.GELU(), nn.Linear(16, 12, o), nn.Tanh(), nn.Linear(12, 4, o))
   end, function(n, o) return orrery.randn(n, 6, o), orrery.randint(1, 4, n) end },
   { "a CNN with batch norm", function(o)
     local plain = { padding = 1, bias = false, dtype = o.dtype }
@@ -150,7 +152,8 @@ end
 local function compare(want, got, dtype, what)
   local relative = dtype == "f64" and 1e-9 or 1e-4
   for k, loss in ipairs(want.losses) do
-    behave.near(loss, got.losses[k], relative * math.max(1, math.abs(loss)), ("%s, loss of step %d"):format(what, k))
+    behave.near(loss, got.losses[k], relative * math.max(1, math.abs(loss)),
+      ("%s, loss of step %d"):format(what, k))
   end
   for name, values in pairs(want.state) do
     assert(got.state[name], what .. ": no " .. name)

@@ -32,7 +32,9 @@ local nets = {
         nn.BatchNorm1d(8, f64), nn.Tanh(), nn.Linear(8, 2, f64), nn.ReLU(), nn.Linear(2, 5, f64))
     end,
     batch = function() return core.randn(9, 10, f64), core.randint(1, 5, 9) end,
-    loss = function(y, target) return nn.cross_entropy(y, target, { label_smoothing = 0.1, ignore_index = 3 }) end,
+    loss = function(y, target)
+      return nn.cross_entropy(y, target, { label_smoothing = 0.1, ignore_index = 3 })
+    end,
   },
   cnn = {
     make = function()
@@ -55,7 +57,9 @@ local nets = {
 }
 
 local optimisers = {
-  sgd = function(net) return optim.SGD(net:parameters(), { lr = 0.05, momentum = 0.9, weight_decay = 0.01 }) end,
+  sgd = function(net)
+    return optim.SGD(net:parameters(), { lr = 0.05, momentum = 0.9, weight_decay = 0.01 })
+  end,
   adamw = function(net) return optim.AdamW(net:parameters(), { lr = 0.01 }) end,
 }
 
@@ -113,7 +117,8 @@ describe("tensor<> plans", function()
   end
 
   it("split channels 22, 21, 21 over three devices, and what reads them where they are cut", function()
-    local net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 16, 10))
+    local net = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(),
+      nn.Linear(64 * 16, 10))
     parallel "tensor<0..2>"(net, core.randn(4, 3, 6, 6))
     local function sizes(t, d)
       local list = {}
@@ -180,11 +185,12 @@ describe("tensor<> plans", function()
   it("choose what the cheapest of all choices moves", function()
     local split, shapes = require "orrery.parallel.split", require "orrery.parallel.shapes"
     local makers = {
-      function() return nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 6), nn.Tanh(), nn.Linear(6, 30),
-        nn.ReLU(), nn.Linear(30, 9)), core.randn(50, 8) end,
+      function() return nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 6), nn.Tanh(),
+        nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 9)), core.randn(50, 8) end,
       function() return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, { groups = 4 }),
         nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(64, 3)), core.randn(5, 3, 8, 8) end,
-      function() return nn.Sequential(nn.Embedding(9, 12), nn.TransformerBlock(12, 3)), core.randint(1, 9, 4, 5) end,
+      function() return nn.Sequential(nn.Embedding(9, 12), nn.TransformerBlock(12, 3)),
+        core.randint(1, 9, 4, 5) end,
     }
     for which, make in ipairs(makers) do
       local net, x = make()
@@ -244,7 +250,8 @@ describe("tensor<> plans", function()
   end)
 
   it("hold a quarter of the parameters a device over four", function()
-    local net = nn.Sequential(nn.TransformerBlock(64, 4, { causal = true }), nn.TransformerBlock(64, 4, { causal = true }))
+    local net = nn.Sequential(nn.TransformerBlock(64, 4, { causal = true }),
+      nn.TransformerBlock(64, 4, { causal = true }))
     local total = 0
     for _, p in ipairs(net:parameters()) do total = total + p:numel() end
     parallel "tensor<0..3>"(net, core.randn(2, 8, 64))
@@ -256,7 +263,9 @@ describe("tensor<> plans", function()
   end)
 
   it("refuse what does not run, with the nearest plan", function()
-    local ok, message = pcall(function() parallel "tensor<0,1; sequence=true>"(nn.Linear(2, 2), core.randn(1, 2)) end)
+    local ok, message = pcall(function()
+      parallel "tensor<0,1; sequence=true>"(nn.Linear(2, 2), core.randn(1, 2))
+    end)
     assert.is_false(ok)
     assert.matches("sequence=true", message)
   end)

@@ -11,7 +11,7 @@ lua=${LUA:-lua5.1}
 make=${MAKE:-make}
 root=$(pwd)
 sh tools/deps.sh --check test
-$make -s --no-print-directory all BUILD="$folder" SAN="$kind" LUA="$lua" ARCH=
+$make -s --no-print-directory all libs examples BUILD="$folder" SAN="$kind" LUA="$lua" ARCH=
 case $kind in
   address)
     runtime=$(${CC:-cc} -print-file-name=libasan.so)

@@ -58,7 +58,8 @@ local function gradcheck(f, inputs, options)
         return (up - down) / (2 * eps)
       end)
       local a = analytic[i] or 0
-      if not (math.abs(numeric - a) <= atol + rtol * math.abs(numeric)) then
+      local difference = math.abs(numeric - a)
+      if difference > atol + rtol * math.abs(numeric) or difference ~= difference then
         check.raise("gradcheck: input %d, element %d: numeric %.10g, analytic %.10g", index, i,
           numeric, a)
       end

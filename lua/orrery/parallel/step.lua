@@ -163,7 +163,9 @@ end
 
 --- See Plan:step.
 return function(plan, net, criterion, x, y)
-  if net._plan ~= plan and net:plan() ~= plan then check.raise("plan:step: the module is not placed by this plan") end
+  if net._plan ~= plan and net:plan() ~= plan then
+    check.raise("plan:step: the module is not placed by this plan")
+  end
   if net._pending then net._pending(x) end
   local list = net._stages or plan:stages()
   x, y = plan:place(x), plan:place(y)
