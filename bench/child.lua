@@ -1,6 +1,7 @@
 --- A child process that answers one line for each line it is sent.
 -- Invariant: plain Lua: commands go through a pipe that popen gives, answers come back through a FIFO
 -- in the folder of the run. An answer that starts with "error", or none, raises with the child's log.
+-- A child keeps its own time limits (peer.py); `kill` ends one that has not.
 -- To add a kind of child: start(folder, name, command).
 local child = {}
 child.__index = child
@@ -19,7 +20,10 @@ function child.start(folder, name, command)
   local path = folder .. "/" .. name
   os.execute("rm -f " .. quote(path) .. " && mkfifo " .. quote(path))
   local self = setmetatable({ name = name, path = path, log = path .. ".log" }, child)
-  self.to = assert(io.popen(("exec %s > %s 2> %s"):format(command, quote(path), quote(self.log)), "w"))
+  -- What is sent to a child that has ended goes to cat: writing to a pipe without a reader would end us.
+  local script = quote(("echo $$ > %s; exec %s"):format(quote(path .. ".pid"), command))
+  self.to = assert(io.popen(("sh -c %s > %s 2> %s; cat > %s"):format(script, quote(path), quote(self.log),
+    quote(path .. ".rest")), "w"))
   self.from = assert(io.open(path, "r"))
   return self
 end
@@ -41,6 +45,10 @@ end
 function child:ask(line)
   self:send(line)
   return self:receive()
+end
+
+function child:kill()
+  os.execute(("kill -9 $(cat %s) 2> %s"):format(quote(self.path .. ".pid"), quote(self.path .. ".kill")))
 end
 
 function child:close()

@@ -1,13 +1,20 @@
 """The process that runs PyTorch's side of the bench: the commands of worker.lua, the cases of cases.lua.
 
 usage: peer.py [RANK WORLD STORE_FILE]; with a rank, the processes of one gloo group are sent the same
-commands, training runs under DistributedDataParallel and each holds its part of the batch.
-Invariant: one line is written for each command, and nothing else. To add a case: a function in CASES
-that gives run(n) and the loss of the first step (or None), beside its twin in cases.lua.
+commands, training runs under DistributedDataParallel and each holds its part of the batch; `wide` runs
+under tensor parallel, `blocks` under pipelining.
+Invariant: one line is written for each command, and nothing else; a command that takes LIMIT seconds
+ends the process. To add a case: a function in CASES that gives run(n) and the loss of the first step
+(or None), beside its twin in cases.lua.
 """
 import gc
+import signal
 import sys
 import time
+
+LIMIT = 60  # seconds of loading, of a command, of the end
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(LIMIT)
 
 import torch
 from torch import nn
@@ -40,31 +47,37 @@ def fill(net):
             p.copy_((tensor(p.numel()) * bound).reshape(p.shape))
 
 
-def training(net, x, y, **options):
-    fill(net)
-    if WORLD > 1:
-        net = nn.parallel.DistributedDataParallel(net)
-        x, y = x.chunk(WORLD)[RANK].contiguous(), y.chunk(WORLD)[RANK].contiguous()
-    optimizer = torch.optim.SGD(net.parameters(), **options)
+def trained(step, first):
+    """run(n), and the loss of the first step."""
+    def run(n):
+        for _ in range(n):
+            step()
+        if WORLD > 1:
+            dist.barrier()
+    return run, first
 
+
+def stepping(net, x, y, optimizer):
     def step():
         optimizer.zero_grad()
         loss = F.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
         return loss
+    return step
 
+
+def training(net, x, y, **options):
+    fill(net)
+    if WORLD > 1:
+        net = nn.parallel.DistributedDataParallel(net)
+        x, y = x.chunk(WORLD)[RANK].contiguous(), y.chunk(WORLD)[RANK].contiguous()
+    step = stepping(net, x, y, torch.optim.SGD(net.parameters(), **options))
     first = step().detach()
     if WORLD > 1:
         dist.all_reduce(first)
         first /= WORLD
-
-    def run(n):
-        for _ in range(n):
-            step()
-        if WORLD > 1:
-            dist.barrier()
-    return run, first.item()
+    return trained(step, first.item())
 
 
 def add(requires_grad):
@@ -99,6 +112,116 @@ def cnn(size):
     return training(net, tensor(batch, 1, 28, 28), labels(batch), lr=0.01, momentum=0.9)
 
 
+def wide(size):
+    batch = size or 256
+    net = nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),
+                        nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+    x, y, options = tensor(batch, 784), labels(batch), {"lr": 0.01, "momentum": 0.9}
+    if WORLD == 1:
+        return training(net, x, y, **options)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
+                                                   parallelize_module)
+    fill(net)
+    net = parallelize_module(net, init_device_mesh("cpu", (WORLD,)), {
+        "0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(), "6": RowwiseParallel()})
+    step = stepping(net, x, y, torch.optim.SGD(net.parameters(), **options))
+    return trained(step, step().item())
+
+
+def blocks(size):
+    batch = size or 1024
+    layers = [layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    net = nn.Sequential(*layers)
+    x, y, options = tensor(batch, 512), labels(batch), {"lr": 0.01, "momentum": 0.9}
+    if WORLD == 1:
+        return training(net, x, y, **options)
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    fill(net)
+    half = net[:8] if RANK == 0 else net[8:]
+    stage = PipelineStage(half, RANK, WORLD, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=F.cross_entropy)
+    optimizer = torch.optim.SGD(half.parameters(), **options)
+
+    def step():
+        optimizer.zero_grad()
+        losses = []
+        if RANK == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+        optimizer.step()
+        return torch.stack(losses).mean().detach() if losses else torch.zeros(())
+
+    first = step()
+    dist.broadcast(first, src=WORLD - 1)
+    return trained(step, first.item())
+
+
+def attention(size):
+    batch = size or 16
+    x = [(tensor(batch, 8, 128, 32) * k).requires_grad_() for k in (1, 2, 3)]
+    g = tensor(batch, 8, 128, 32)
+
+    def once():
+        y = F.scaled_dot_product_attention(*x, is_causal=True)
+        return y, torch.autograd.grad(y, x, g)
+
+    y, grads = once()
+    first = y.square().sum() + sum(t.square().sum() for t in grads)
+
+    def run(n):
+        for _ in range(n):
+            once()
+    return run, first.item()
+
+
+class Block(nn.Module):
+    """Queries, keys and values by one product, as PyTorch's users write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(256), nn.LayerNorm(256)
+        self.qkv, self.o = nn.Linear(256, 768), nn.Linear(256, 256)
+        self.fc1, self.fc2 = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        n, t, _ = x.shape
+        q, k, v = (part.reshape(n, t, 8, 32).transpose(1, 2)
+                   for part in self.qkv(self.norm1(x)).split(256, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).reshape(n, t, 256))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(256, 256), nn.Embedding(128, 256)
+        self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(4))), nn.LayerNorm(256)
+        with torch.no_grad():
+            for name, p in self.named_parameters():
+                if p.dim() > 1:  # q, k and v have the same weights, on both sides
+                    rows = 256 if "qkv" in name else p.size(0)
+                    p.copy_((tensor(rows, p.size(1)) * (2 / p.size(1) ** 0.5)).repeat(p.size(0) // rows, 1))
+                elif "bias" in name:
+                    p.zero_()
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        return self.norm(self.blocks(x)).reshape(-1, 256) @ self.tokens.weight.t()
+
+
+def gpt(size):
+    batch, net = size or 16, GPT()
+    k = torch.arange(batch * 129, dtype=torch.int64)
+    text = (k * k % 251).reshape(batch, 129)
+    x, y = text[:, :128].contiguous(), text[:, 1:].reshape(-1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+    step = stepping(net, x, y, optimizer)
+    return trained(step, step().item())
+
+
 def allreduce(size):
     x = torch.ones(size // 4)
     dist.all_reduce(x)
@@ -113,7 +236,8 @@ def allreduce(size):
 
 
 CASES = {"add": lambda _: add(False), "add_grad": lambda _: add(True), "tiny": tiny, "mlp": mlp,
-         "cnn": cnn, "allreduce": allreduce}
+         "cnn": cnn, "wide": wide, "blocks": blocks, "attention": attention, "gpt": gpt,
+         "allreduce": allreduce}
 ready = {}
 
 
@@ -156,10 +280,14 @@ def version():
 
 COMMANDS = {"prepare": prepare, "time": time_runs, "drop": drop, "memory": memory, "version": version}
 
+signal.alarm(0)
 for line in sys.stdin:
     words = line.split()
+    signal.alarm(LIMIT)
     try:
         answer = COMMANDS[words[0]](*words[1:])
     except Exception as problem:  # answered, so that the bench names it
         answer = "error " + repr(problem).replace("\n", " ")
+    signal.alarm(0)
     print(answer, flush=True)
+signal.alarm(LIMIT)  # a group whose other process is gone may not end by itself

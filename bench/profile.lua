@@ -10,8 +10,8 @@ local clock = require("orrery.terminal").clock()
 
 local case = cases[arg[1]]
 if not case then
-  io.stderr:write("usage: profile.lua add|add_grad|tiny|mlp|cnn|allreduce [THREADS] [DEVICES] [SIZE]",
-    " [STEPS]\n")
+  io.stderr:write("usage: profile.lua add|add_grad|tiny|mlp|cnn|wide|blocks|attention|gpt|allreduce",
+    " [THREADS] [DEVICES] [SIZE] [STEPS]\n")
   os.exit(2)
 end
 local threads, devices = tonumber(arg[2] or 1), tonumber(arg[3] or 0)

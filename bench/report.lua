@@ -11,6 +11,9 @@ function report.time(seconds)
   return ("%.2f s"):format(seconds)
 end
 
+---@param n number tokens a second
+function report.rate(n) return ("%.0f tokens/s"):format(n) end
+
 ---@param n number
 function report.bytes(n) return ("%.1f MB"):format(n / 1e6) end
 

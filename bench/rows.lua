@@ -1,29 +1,35 @@
 --- What the bench measures: a list of blocks, each with sides that run in turn and the lines they give.
 -- A side: {who, case, threads, devices, size, n = runs a repetition where it is fixed}. who is "orrery",
--- "pytorch", "ddp" (two gloo processes of one thread), "memcpy" or "import".
+-- "pytorch", "memcpy", "import", or one of two gloo processes of one thread each: "ddp",
+-- "tensor_parallel", "pipelining".
 -- A line: {name, a, b, ...}: side a beside side b, the ratio is b / a; b = 0 stands alone. `ratio` is
--- the least ratio asked for and `hope` the one wished for; `most` is the most seconds side a may take.
+-- the least ratio asked for and `hope` the one wished for; `most` is the most seconds side a may take;
+-- `tokens` of a run are shown as tokens a second.
 -- Invariant: two sides of a block do the same work; the harness compares the losses of their first step.
 -- To add a row: a block here, its case in cases.lua and peer.py.
+local sides = require "sides"
+
 local rows = {}
 
-local function training(name, case, threads, goal, hope)
+local function training(name, case, threads, goal, hope, tokens)
   rows[#rows + 1] = {
     sides = { { "orrery", case, threads, 0 }, { "pytorch", case, threads, 0 } },
-    lines = { { name, 1, 2, ratio = goal, hope = hope } },
+    lines = { { name, 1, 2, ratio = goal, hope = hope, tokens = tokens } },
   }
 end
 
-local function scaling(name, case, size)
+-- Two devices over one, beside two processes of PyTorch, and those over one.
+local function scaling(name, case, size, goal, who)
+  local word = sides.gloo[who]
   rows[#rows + 1] = {
     sides = {
       { "orrery", case, 1, 1, size }, { "orrery", case, 1, 2, size },
-      { "pytorch", case, 1, 0, size }, { "ddp", case, 1, 0, size },
+      { "pytorch", case, 1, 0, size }, { who, case, 1, 0, size },
     },
     lines = {
-      { name .. ", two devices over one", 2, 1, ratio = 1.8, beside = "one device" },
-      { name .. ", two devices beside DDP", 2, 4, beside = "DDP" },
-      { name .. ", DDP over one process", 4, 3, own = "DDP", beside = "one process" },
+      { name .. ", two devices over one", 2, 1, ratio = goal, beside = "one device" },
+      { name .. ", two devices beside " .. word, 2, 4, beside = word },
+      { name .. ", " .. word .. " over one process", 4, 3, own = word, beside = "one process" },
     },
   }
 end
@@ -60,8 +66,15 @@ training("MLP 784-512-512-10, batch 128, 1 thread", "mlp", 1, 1.2, 1.5)
 training("MLP 784-512-512-10, batch 128, 2 threads", "mlp", 2, 1.2, 1.5)
 training("CNN, batch 64, 1 thread", "cnn", 1, 1.2, 1.5)
 training("CNN, batch 64, 2 threads", "cnn", 2, 1.2, 1.5)
-scaling("MLP, batch 512", "mlp", 512)
-scaling("CNN, batch 64", "cnn", 64)
+for threads = 1, 2 do
+  local word = threads == 1 and "1 thread" or "2 threads"
+  training("attention, (16, 8, 128, 32), causal, " .. word, "attention", threads, 1)
+  training("GPT, 4 layers, width 256, " .. word, "gpt", threads, 1, nil, 16 * 128)
+end
+scaling("MLP, batch 512", "mlp", 512, 1.8, "ddp")
+scaling("CNN, batch 64", "cnn", 64, 1.8, "ddp")
+scaling("MLP of width 2048, tensor<0,1>", "wide", nil, 1.6, "tensor_parallel")
+scaling("8 equal blocks, model<0,1>, 1f1b", "blocks", nil, 1.51, "pipelining")
 allreduce("1 KiB", 1024, 1000, { most = 5e-6 })
 allreduce("1 MiB", 2 ^ 20, 100, {})
 allreduce("64 MiB", 2 ^ 26, 5, { ratio = 1 })

@@ -1,17 +1,20 @@
 --- make bench: ratios to PyTorch from one run.
---   LUA bench/run.lua [--only PATTERN] [--no-peer] [--quick] [--limit SECONDS] [--out FOLDER]
+--   LUA bench/run.lua [--only PATTERN] [--no-peer] [--quick] [--limit SECONDS] [--total SECONDS]
+--     [--out FOLDER]
 -- PATTERN is a Lua pattern on the names of lines; --quick takes one short repetition and no control;
--- --limit is what a block may take while it waits for repetitions that count (default 60).
+-- --limit is what a block may take while it waits for repetitions that count (default 60), --total all
+-- blocks together (default 330): blocks late in the list wait less where earlier ones took long.
 -- Results are written to FOLDER, and of a whole run to bench/results where none is given.
 -- ORRERY_BENCH_VENV is the folder of PyTorch's environment, as in deps.sh; CC the C compiler.
--- Invariant: every number printed was measured in this run. To add a row: rows.lua.
+-- Invariant: every number printed was measured in this run; a side of PyTorch that fails or takes longer
+-- than peer.py allows is left out, and its lines say so. To add a row: rows.lua.
 local bench = arg[0]:match "^(.*/)" or "./"
 package.path = bench .. "?.lua;" .. package.path
 local measure, report, rows, sides = require "measure", require "report", require "rows", require "sides"
 local quote = require("child").quote
 local clock = require("orrery.terminal").clock()
 
-local options = { repetitions = 9, least = 0.1, limit = 60, peer = true, only = "" }
+local options = { repetitions = 9, least = 0.1, limit = 60, total = 330, peer = true, only = "" }
 local flags = {
   ["--quick"] = function() options.repetitions, options.least, options.quick = 1, 0.001, true end,
   ["--no-peer"] = function() options.peer = false end,
@@ -21,11 +24,15 @@ while arg[at] do
   local name = arg[at]:match "^%-%-(.+)$"
   if flags[arg[at]] then
     flags[arg[at]]()
-  elseif (name == "only" or name == "out" or name == "limit") and arg[at + 1] then
+  elseif (name == "only" or name == "out") and arg[at + 1] then
     at = at + 1
-    options[name] = name == "limit" and assert(tonumber(arg[at])) or arg[at]
+    options[name] = arg[at]
+  elseif (name == "limit" or name == "total") and tonumber(arg[at + 1]) then
+    at = at + 1
+    options[name] = tonumber(arg[at])
   else
-    io.stderr:write("usage: run.lua [--only PATTERN] [--no-peer] [--quick] [--limit S] [--out FOLDER]\n")
+    io.stderr:write("usage: run.lua [--only PATTERN] [--no-peer] [--quick] [--limit S] [--total S]\n",
+      "  [--out FOLDER]\n")
     os.exit(2)
   end
   at = at + 1
@@ -98,17 +105,25 @@ local function line_of(name, texts, data)
   }
 end
 
+-- Seconds of a run as the line shows them.
+local function amount(line, seconds)
+  return line.tokens and report.rate(line.tokens / seconds) or report.time(seconds)
+end
+
 -- The line of one pair of sides in a block's result.
 local function line_of_pair(line, result)
   local a, b = line[2], line[3]
   local own = measure.median(result.seconds[a])
   local data = { orrery_seconds = own, repetitions = result.used, dropped = result.dropped,
     noisy = result.noisy }
-  local texts = { (line.own and line.own .. " " or "") .. report.time(own) }
-  if b > 0 and result.seconds[b] then
+  local texts = { (line.own and line.own .. " " or "") .. amount(line, own) }
+  if line.failed then
+    texts[2] = (line.beside or "PyTorch") .. " does not run"
+    data.other, data.other_failed = line.beside or "pytorch", line.failed
+  elseif b > 0 and result.seconds[b] then
     data.other_seconds = measure.median(result.seconds[b])
     data.ratio, data.other = measure.ratio(result, a, b), line.beside or "pytorch"
-    texts[2] = (line.beside and line.beside .. " " or "") .. report.time(data.other_seconds)
+    texts[2] = (line.beside and line.beside .. " " or "") .. amount(line, data.other_seconds)
   end
   if line.ratio and data.ratio then
     texts.goal = (">= %g"):format(line.ratio) .. (line.hope and line.hope ~= line.ratio
@@ -139,29 +154,63 @@ local function compare_losses(block, list)
   end
 end
 
--- Without the peer, its sides are left out and so are the lines that are about it.
-local function run_block(set, block, python, control)
-  local list, place, lines = {}, { [0] = 0 }, {}
+-- f(...), or false where a process of PyTorch fails: then failed[k] is the reason of each of its sides.
+local function survive(set, block, failed, f, ...)
+  local ok, result = pcall(f, ...)
+  if ok then return result end
+  local who = type(result) == "table" and result.who
+  if not who or who == "orrery" or who == "control" then error(result, 0) end
+  note("%s: %s does not run: %s", block.lines[1][1], who, tostring(result):gsub("%s*\n.*", ""))
   for k, spec in ipairs(block.sides) do
-    if python or not sides.is_peer(spec) then
-      list[#list + 1] = set:make(spec)
-      place[k] = #list
+    if spec[1] == who then failed[k] = tostring(result):match "[^\n]*" end
+  end
+  set:close(who, true)
+  return false
+end
+
+-- The sides that run, in a list and by their places in it, and what measuring them gave.
+local function measure_block(set, block, python, control, failed, limit)
+  local list, place = {}, { [0] = 0 }
+  for k, spec in ipairs(block.sides) do
+    if (python or not sides.is_peer(spec)) and not failed[k] then
+      local side = survive(set, block, failed, set.make, set, spec)
+      if side then
+        list[#list + 1] = side
+        place[k] = #list
+      end
     end
   end
   compare_losses(block, list)
-  local result = measure.interleave(list, { repetitions = options.repetitions, least = options.least,
-    limit = options.limit, clock = clock, control = control })
+  local result = survive(set, block, failed, measure.interleave, list, { repetitions = options.repetitions,
+    least = options.least, limit = limit, clock = clock, control = control })
+  for k in ipairs(block.sides) do
+    local side = place[k] and not failed[k] and list[place[k]]
+    if side and side.drop then side.drop() end
+  end
+  if not result then return measure_block(set, block, python, control, failed, limit) end
+  return place, result
+end
+
+-- The line of a side that does not run.
+local function line_of_failure(line, reason)
+  local word = (line.own or "PyTorch") .. " does not run"
+  return line_of(line[1], { word, repetitions = "0" }, { failed = reason })
+end
+
+-- Without the peer, its sides are left out and so are the lines that are about it.
+local function run_block(set, block, python, control, limit)
+  local failed, lines = {}, {}
+  local place, result = measure_block(set, block, python, control, failed, limit)
   for _, line in ipairs(block.lines) do
-    if place[line[2]] and wanted(line[1]) then
-      local moved = { line[1], place[line[2]], place[line[3]] or 0 }
+    if wanted(line[1]) and failed[line[2]] then
+      lines[#lines + 1] = line_of_failure(line, failed[line[2]])
+    elseif wanted(line[1]) and place[line[2]] then
+      local moved = { line[1], place[line[2]], place[line[3]] or 0, failed = failed[line[3]] }
       for name, value in pairs(line) do
         if type(name) == "string" then moved[name] = value end
       end
       lines[#lines + 1] = line_of_pair(moved, result)
     end
-  end
-  for _, side in ipairs(list) do
-    if side.drop then side.drop() end
   end
   return lines
 end
@@ -215,10 +264,14 @@ local function run(set, folder, python)
       line.repetitions)
     lines[#lines + 1] = line
   end
+  local blocks, stop = {}, clock() + options.total
   for _, block in ipairs(rows) do
-    if is_wanted(block) then
-      for _, line in ipairs(run_block(set, block, python, control)) do add(line) end
-    end
+    if is_wanted(block) then blocks[#blocks + 1] = block end
+  end
+  for k, block in ipairs(blocks) do
+    local share = 2 * (stop - clock()) / (#blocks - k + 1)
+    local limit = math.min(options.limit, math.max(share, 2))
+    for _, line in ipairs(run_block(set, block, python, control, limit)) do add(line) end
   end
   for _, row in ipairs(rows.memory) do
     if wanted(row[1]) then
@@ -239,7 +292,7 @@ local ok, machine, lines = pcall(function()
   build_control(folder)
   return run(set, folder, python)
 end)
-set:close()
+set:close(nil, not ok)
 os.execute("rm -rf " .. quote(folder))
 if not ok then
   io.stderr:write(tostring(machine), "\n")

@@ -1,11 +1,17 @@
 --- The processes of the bench and the sides that they run.
--- Invariant: a process starts when a side first needs it; `close` ends all that were started.
+-- Invariant: a process starts when a side first needs it; `close` ends all that were started. What a
+-- process of PyTorch fails at is raised as {who=, message=}: its sides can be left out.
 -- To add who may run a side: a function in `makers` that gives {time=, n=, loss=, drop=}.
 local child = require "child"
 
 local quote = child.quote
 local sides = {}
 sides.__index = sides
+
+-- Kinds of two gloo processes of one thread, each with the words for it in the table.
+sides.gloo = { ddp = "DDP", tensor_parallel = "tensor parallel", pipelining = "pipelining" }
+
+local Failure = { __tostring = function(failure) return failure.message end }
 
 ---@param folder string for FIFOs and logs
 ---@param bench string the folder of these files
@@ -26,8 +32,8 @@ function sides:group(who)
     group[1] = child.start(self.folder, who, self.lua .. " " .. quote(self.bench .. "worker.lua"))
   elseif who == "pytorch" then
     group[1] = child.start(self.folder, who, peer)
-  elseif who == "ddp" then
-    local store = self.folder .. "/store"
+  elseif sides.gloo[who] then
+    local store = self.folder .. "/store-" .. who
     os.remove(store)
     for rank = 0, 1 do
       group[rank + 1] = child.start(self.folder, who .. rank,
@@ -40,20 +46,29 @@ function sides:group(who)
   return group
 end
 
--- Sends one line to every process of the group; their answers.
-local function ask(group, line)
-  for _, process in ipairs(group) do process:send(line) end
+-- Sends one line to every process of one kind; their answers.
+local function ask(self, who, line)
   local answers = {}
-  for k, process in ipairs(group) do answers[k] = process:receive() end
+  local ok, problem = pcall(function()
+    local group = self:group(who)
+    for _, process in ipairs(group) do process:send(line) end
+    for k, process in ipairs(group) do answers[k] = process:receive() end
+  end)
+  if not ok then error(setmetatable({ who = who, message = tostring(problem) }, Failure), 0) end
   return answers
 end
 
-function sides:ask(who, line) return ask(self:group(who), line)[1] end
+function sides:ask(who, line) return ask(self, who, line)[1] end
 
 --- Ends the processes of one kind, or all.
-function sides:close(who)
+---@param who? string
+---@param kill? boolean without waiting for what they do
+function sides:close(who, kill)
   for name, group in pairs(self.running) do
     if not who or name == who then
+      for _, process in ipairs(group) do
+        if kill then process:kill() end
+      end
       for _, process in ipairs(group) do process:close() end
       self.running[name] = nil
     end
@@ -66,18 +81,18 @@ function sides:scale() return tonumber(self:ask("control", "scale")) end
 local function worker_side(self, spec)
   local who, case, threads, devices, size = spec[1], spec[2], spec[3], spec[4], spec[5]
   self.serial = self.serial + 1
-  local key, group = "k" .. self.serial, self:group(who)
-  local answer = ask(group, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
+  local key = "k" .. self.serial
+  local answer = ask(self, who, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
   return {
     n = spec.n, loss = tonumber(answer:match "^ok (.*)"),
     time = function(n)
       local most = 0
-      for _, seconds in ipairs(ask(group, ("time %s %d"):format(key, n))) do
+      for _, seconds in ipairs(ask(self, who, ("time %s %d"):format(key, n))) do
         most = math.max(most, tonumber(seconds))
       end
       return most
     end,
-    drop = function() ask(group, "drop " .. key) end,
+    drop = function() ask(self, who, "drop " .. key) end,
   }
 end
 
@@ -111,8 +126,8 @@ local function import_side(self, spec)
   }
 end
 
-local makers = { orrery = worker_side, pytorch = worker_side, ddp = worker_side, memcpy = memcpy_side,
-  import = import_side }
+local makers = { orrery = worker_side, pytorch = worker_side, memcpy = memcpy_side, import = import_side }
+for who in pairs(sides.gloo) do makers[who] = worker_side end
 
 --- A side ready to run.
 ---@param spec table as in rows.lua
@@ -120,6 +135,8 @@ local makers = { orrery = worker_side, pytorch = worker_side, ddp = worker_side,
 function sides:make(spec) return makers[spec[1]](self, spec) end
 
 --- Whether a side needs PyTorch.
-function sides.is_peer(spec) return spec[1] == "pytorch" or spec[1] == "ddp" or spec[2] == "pytorch" end
+function sides.is_peer(spec)
+  return spec[1] == "pytorch" or spec[2] == "pytorch" or sides.gloo[spec[1]] ~= nil
+end
 
 return sides

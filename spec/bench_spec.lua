@@ -61,6 +61,34 @@ describe("bench", function()
     assert.is_truthy(text:find("one device [%d.]+ ms +| [%d.]+ "), text)
   end)
 
+  it("runs the plans inside and between layers, attention and the GPT", function()
+    if os.getenv "ORRERY_SANITIZER" then return pending "these cases are large" end
+    local text = quick "--only width"
+    for _, name in ipairs { "tensor<0,1>, two devices over one", "GPT, [^|]*, 2 threads" } do
+      assert.is_truthy(text:find("| [^\n|]*" .. name .. " +| [%d.]+ "), text)
+    end
+    assert.is_truthy(text:find "| %d+ tokens/s", text)
+    text = quick "--only 1f1b"
+    assert.is_truthy(text:find("one device [%d.]+ m?s +| [%d.]+ "), text)
+    assert.is_truthy((quick "--only attention"):find "causal, 1 thread +| [%d.]+ m?s ")
+  end)
+
+  it("leaves out a side of PyTorch that does not run, and says so", function()
+    local venv = os.tmpname()
+    os.remove(venv)
+    os.execute(("mkdir -p '%s/bin'"):format(venv))
+    local file = assert(io.open(venv .. "/bin/python", "w"))
+    file:write("#!/bin/sh\n[ \"$1\" = -c ] && echo 9.9\n") -- a version, and no answer to a command
+    file:close()
+    os.execute(("chmod +x '%s/bin/python'"):format(venv))
+    local run = "cd '%s' && ORRERY_BENCH_VENV='%s' %s bench/run.lua --quick --only batch.512"
+    local text = output(run:format(root, venv, interpreter))
+    os.execute(("rm -rf '%s'"):format(venv))
+    assert.is_truthy(text:find("two devices over one +| [%d.]+ m?s +| one device"), text)
+    assert.is_truthy(text:find("beside DDP +| [%d.]+ m?s +| DDP does not run"), text)
+    assert.is_truthy(text:find("over one process +| DDP does not run"), text)
+  end)
+
   it("writes a table and its numbers", function()
     local folder = os.tmpname()
     os.remove(folder)
