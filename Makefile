@@ -12,10 +12,15 @@ SAN      ?=
 CFLAGS   ?= -O2 -g
 WERROR   ?=
 DESTDIR  ?=
-# Spec files (patterns without _spec.lua) that interpreters other than LuaJIT leave out of `make test`.
-PUC_SKIP ?=
-# Spec files that the sanitizer builds run, and the interpreter that runs them.
+# Spec files (patterns without _spec.lua) that interpreters other than LuaJIT leave out of `make test`:
+# slow ones, about the core rather than about Lua.
+PUC_SKIP ?= op_matrix bench
+# Spec files that the sanitizer builds run, and the interpreter that runs them. ThreadSanitizer leaves
+# out what queues nothing.
 SAN_SPEC ?= *
+TSAN_SPEC ?= $(if $(filter-out file,$(origin SAN_SPEC)),$(SAN_SPEC),allocation_failure attention balance \
+             batches behaviours_* c_api channels_last data embed engines examples memory op_matrix \
+             optim_placed plan recurrent redistribute resolved tensor_plan training zero)
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
 # How many compilers `make demo` and `make test` run at once, where -j does not say.
@@ -215,7 +220,7 @@ bench-deps:
 asan:
 	@+LUA='$(SAN_LUA)' SPEC='$(SAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh address build-asan
 tsan:
-	@+LUA='$(SAN_LUA)' SPEC='$(SAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh thread build-tsan
+	@+LUA='$(SAN_LUA)' SPEC='$(TSAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh thread build-tsan
 fake gpu-kit:
 	@echo "make $@: the CUDA plug-in is not part of this tree yet; CPU devices only" >&2; exit 1
 env:

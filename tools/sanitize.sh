@@ -40,5 +40,5 @@ chmod 755 "$wrapper"
 # With fewer random bits of address space the tools find the memory that they must own.
 run=
 if command -v setarch >/dev/null 2>&1 && setarch -R true 2>/dev/null; then run="setarch -R"; fi
-COMMAND="$root/$folder/bin/orrery" BUILD="$folder" PUC_SKIP="house install ${SAN_SKIP:-}" ORRERY_SANITIZER="$kind" \
+COMMAND="$root/$folder/bin/orrery" BUILD="$folder" PUC_SKIP="house install bench ${SAN_SKIP:-}" ORRERY_SANITIZER="$kind" \
   $run "$lua" tools/test.lua "$wrapper" "${SPEC:-*}"
