@@ -292,7 +292,7 @@ local ok, machine, lines = pcall(function()
   build_control(folder)
   return run(set, folder, python)
 end)
-set:close(nil, not ok)
+set:close(nil, true) -- nothing that they hold is wanted any more
 os.execute("rm -rf " .. quote(folder))
 if not ok then
   io.stderr:write(tostring(machine), "\n")
