@@ -20,6 +20,7 @@
 #define BIG_STEP ((size_t)2 << 20)
 /* Bytes between two collections: few, so that garbage stays in the processor's caches. */
 #define BUDGET ((size_t)8 << 20)
+#define LEAST_HINT ((size_t)1 << 20)
 #define HEAP_SHARE 8
 #define HEADERS ((size_t)256) /* of a tensor, beside its block */
 #define MOST_BUDGET ((size_t)256 << 20)
@@ -38,6 +39,7 @@ const char *(*orr_alloc_context_hook)(void) = NULL;
 
 static int64_t fail_after = -1;
 static size_t since_collection, budget = BUDGET; /* bytes over all devices but meta */
+static size_t heap;                              /* of the script, at the last collection */
 static bool collecting;
 
 /* ---- size classes ---- */
@@ -114,21 +116,31 @@ static size_t trim(orr_device *d) {
   return freed;
 }
 
-/* Collecting costs what the script's heap holds: the larger it is, the rarer. */
-static void collect(bool full) {
-  if (!orr_collect_hook || collecting) return;
-  collecting = true;
-  since_collection = 0;
-  size_t heap = orr_collect_hook(full);
-  collecting = false;
+static size_t live_bytes(void) {
   size_t live = 0;
   for (int k = 0; k < orr_device_count(); k++) {
     const orr_device *d = orr_device_at(k);
     if (d->kind != ORR_DEVICE_META) live += d->live;
   }
+  return live;
+}
+
+/* Collecting costs what the script's heap holds: the larger it is, the rarer. */
+static void collect(bool full) {
+  if (!orr_collect_hook || collecting) return;
+  collecting = true;
+  since_collection = 0;
+  heap = orr_collect_hook(full);
+  collecting = false;
+  size_t live = live_bytes();
   budget = HEAP_SHARE * heap < MOST_BUDGET ? HEAP_SHARE * heap : MOST_BUDGET;
   if (budget < BUDGET) budget = BUDGET;
   if (budget < live) budget = live;
+}
+
+void orr_collect_hint(void) {
+  size_t least = heap > LEAST_HINT ? heap : LEAST_HINT;
+  if (since_collection > least && since_collection > live_bytes() / 4) collect(false);
 }
 
 /* ---- out of memory ---- */

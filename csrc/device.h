@@ -119,6 +119,9 @@ void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once
  * collects the script language's garbage, and gives the bytes of its heap. Set by the
  * binding. */
 extern size_t (*orr_collect_hook)(bool full);
+/* Much of what was allocated is garbage now: collects where it is more than a quarter of what
+ * lives and than the script's heap. */
+void orr_collect_hint(void);
 /* Says what the out-of-memory message appends: op, layer. Set by op.c. */
 extern const char *(*orr_alloc_context_hook)(void);
 

@@ -47,9 +47,18 @@ static bool find_frame(lua_State *L, lua_Debug *ar) {
  * functions may be called. LuaJIT takes a call on another state for a switch to it. */
 static lua_State *running = NULL;
 
+/* Who resumed a micro-batch's coroutine: the script's line where the coroutine has none. */
+static lua_State *resumer = NULL;
+
+int orr_lua_set_resumer(lua_State *L) {
+  resumer = lua_toboolean(L, 1) ? L : NULL;
+  return 0;
+}
+
 static void where(const char **source, int *line) {
   lua_Debug ar;
-  if (!running || !find_frame(running, &ar)) return;
+  if (!running) return;
+  if (!find_frame(running, &ar) && (!resumer || !find_frame(resumer, &ar))) return;
   *source = ar.source[0] == '@' || ar.source[0] == '=' ? ar.source + 1 : "script";
   *line = ar.currentline;
 }

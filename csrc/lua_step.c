@@ -60,6 +60,12 @@ static int drop_gradients(lua_State *L) {
   return 0;
 }
 
+static int collect_hint(lua_State *L) {
+  orr_lua_enter(L);
+  orr_collect_hint();
+  return 0;
+}
+
 static int set_stage(lua_State *L) {
   orr_stages_set(lua_touserdata(L, 1));
   return 0;
@@ -136,8 +142,10 @@ int orr_lua_open_step(lua_State *L) {
                                        {"backward_end", backward_end},
                                        {"flush_gradients", flush_gradients},
                                        {"drop_gradients", drop_gradients},
+                                       {"collect_hint", collect_hint},
                                        {"set_stage", set_stage},
                                        {"to_stage", to_stage},
+                                       {"set_resumer", orr_lua_set_resumer},
                                        {"random_position", random_position},
                                        {"random_micro", random_micro},
                                        {"random_micro_now", random_micro_now},

@@ -20,7 +20,7 @@ describe("behaviour 5", function()
     it(("no schedule changes a number on %d devices"):format(n), function()
       for _, criterion in ipairs { mean, masked } do
         local whole = train(deep(), criterion, nil, 13)
-        for micro = 1, 7, 3 do
+        for _, micro in ipairs { 2, 4, 7 } do
           local cut = train(deep(), criterion, parallel(("data<0; micro=%d>"):format(micro)), 13)
           same(whole, cut, "micro-batches on one device")
           for _, schedule in ipairs(schedules) do

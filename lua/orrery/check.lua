@@ -27,6 +27,12 @@ function check.raise(pattern, ...)
   error(message, level)
 end
 
+--- Raises what pcall or a coroutine gave, at the user's line where the message names none.
+function check.again(message)
+  if type(message) == "string" and not message:find "^[^:\n]+:%d+: " then check.raise("%s", message) end
+  error(message, 0)
+end
+
 local raise = check.raise
 
 --- A whole number of at least `least` (default 1).

@@ -129,6 +129,7 @@ return function(plan, net, x)
       type(net))
   end
   plan:stages()
+  stages.check(plan)
   if x == nil and (stages.needs_shapes(plan) or split.wanted(plan)) then
     net._pending = function(...)
       complete(plan, net, { ... })

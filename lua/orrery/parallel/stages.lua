@@ -67,6 +67,21 @@ local function by_patterns(plan_stages, layers)
   return result
 end
 
+--- Raises where the options of the plan's model node say what cannot be meant.
+function stages.check(plan)
+  local model, plan_stages = plan:options "model", plan:stages()
+  if model.schedule and plan:micro() == 1 then
+    check.raise("plan: schedule=%s orders micro-batches and micro=1 leaves one; give micro=%d or leave the "
+      .. "schedule out", model.schedule, 4 * #plan_stages)
+  end
+  if model.schedule == "interleaved" and (model.chunks or 1) > 1
+    and (plan_stages[1].count or plan_stages[1].pattern) then
+    check.raise("plan: chunks=%d cuts the net into %d stages, which counts and patterns of %d cannot name; "
+      .. "leave them out, and the stages are balanced", model.chunks, #plan_stages * model.chunks,
+      #plan_stages)
+  end
+end
+
 --- Whether the plan needs an example batch to assign layers.
 function stages.needs_shapes(plan)
   local plan_stages, model = plan:stages(), plan:options "model"
@@ -121,7 +136,9 @@ function stages.forward(f)
     local outer = running
     running = self
     core.mark(self.stage, self.micro)
+    core.set_resumer(true)
     local ok, message = coroutine.resume(thread)
+    core.set_resumer(false)
     running = outer
     core.set_stage(nil)
     if not ok then error(message, 0) end

@@ -112,6 +112,7 @@ function Step:backward(task)
   local run = self.runs[task.micro]
   core.mark(task.stage, task.micro, true)
   local more = core.backward_until(run.backward, self.stages[task.stage].mesh)
+  core.collect_hint() -- Lua still holds what the layers of this stage gave each other
   if more then return end
   core.backward_end(run.backward)
   core.flush_gradients()
@@ -155,7 +156,7 @@ local function run_step(step, order)
   local scale = not ok and 0 or step.count and (step.count > 0 and 1 / step.count or 0) or 1
   local held, why = pcall(core.hold_gradients, false, scale)
   local kept, reason = pcall(core.defer_statistics, false, ok)
-  if not ok then error(result, 0) end
+  if not ok then check.again(result) end
   if not held then error(why, 0) end
   if not kept then error(reason, 0) end
   return result
