@@ -83,7 +83,7 @@ LIBS     := $(OPENMP) -pthread -ldl -lm
 # lua_open.c is the module file itself: it prepares the environment, then opens libcore.so beside it.
 OPEN_C   := csrc/lua_open.c
 LUA_C    := $(filter-out $(OPEN_C),$(wildcard csrc/lua_*.c))
-CORE_C   := $(filter-out csrc/lua_%.c,$(wildcard csrc/*.c)) $(wildcard kernels/*.c)
+CORE_C   := $(filter-out csrc/lua_%.c csrc/cuda%.c,$(wildcard csrc/*.c)) $(wildcard kernels/*.c)
 OBJ      := $(BUILD)/obj
 LOBJ     := $(BUILD)/$(LUA_NAME)
 CORE_O   := $(CORE_C:%.c=$(OBJ)/%.o)
