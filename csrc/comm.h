@@ -32,6 +32,9 @@ typedef struct orr_collective {
   bool meets; /* parts wait for each other; else each waits for all sources' events */
   bool alone; /* the first part to run does the work of all */
   bool use_comm;
+  bool native; /* run by the devices' own library: backend->collective_run */
+  void *communicator; /* the library's, set by backend->collective_new */
+  orr_collective_kind kind;
   orr_partial_kind op;
   /* A part pulls from every source. Sources stand in groups of `width`: the members of a
    * group hold terms of one value, under one box. No sources: the part's memory becomes 0. */

@@ -40,14 +40,46 @@ typedef enum orr_device_kind {
 
 struct orr_work;
 
-/* What a kind of device must provide. One const struct a kind; "(optional)" may be NULL. */
+struct orr_kernels;
+struct orr_view;
+struct orr_collective;
+
+/* What a kind of device must provide. One const struct a kind; "(optional)" may be NULL. A kind
+ * with queue_open is asynchronous: its queues own streams, an item of them only issues work
+ * there, and `completed` tells how far the device has come. */
 typedef struct orr_backend {
   const char *name;
+  const struct orr_kernels *kernels;
   orr_status (*memory_new)(struct orr_device *d, size_t bytes, void **out);
   void (*memory_free)(struct orr_device *d, void *data, size_t bytes);
   orr_status (*run)(const struct orr_work *work, int shard); /* worker: one shard of one call */
   void (*thread_start)(struct orr_device *d); /* (optional) worker: before its first item */
+  /* ---- (optional), all or none ---- */
+  orr_status (*queue_open)(struct orr_queue *q);  /* sets q->stream; at the first push */
+  void (*queue_close)(struct orr_queue *q);       /* waits for the stream, frees it */
+  orr_status (*enter)(struct orr_queue *q);       /* worker: q's stream is the thread's; NULL: none */
+  /* worker of q, which is entered: what q issues from now on comes after all that `other`
+   * has issued by now. */
+  orr_status (*wait)(struct orr_queue *q, struct orr_queue *other);
+  /* worker: item `seq` was the last that q issued; false: no room for another mark now. */
+  bool (*mark)(struct orr_queue *q, uint64_t seq);
+  /* worker: the newest marked item that is complete (0: none yet). Reports what went wrong on
+   * the device by work_error; on a lost device everything counts as complete. */
+  uint64_t (*completed)(struct orr_queue *q);
+  /* The same elements elsewhere: `from` on device a, `to` on device b, at least one of them of
+   * this kind, the other of this kind or on the host; one dtype and shape, any strides. With a
+   * queue entered: issued on it, host memory is read at once or when the stream comes there.
+   * Else complete at return. */
+  orr_status (*transfer)(struct orr_device *a, const struct orr_view *from, struct orr_device *b,
+                         struct orr_view *to);
+  bool (*reaches)(const struct orr_device *a, const struct orr_device *b); /* a's kernels, b's memory */
+  /* A collective that the vendor's library runs: asked on the controller before the parts are
+   * pushed (false: the core's own), then called by each part's worker with its queue entered. */
+  bool (*collective_new)(struct orr_collective *c);
+  orr_status (*collective_run)(struct orr_collective *c, int part);
 } orr_backend;
+
+static inline bool orr_backend_is_async(const orr_backend *b) { return b->queue_open != NULL; }
 
 typedef struct orr_device {
   int index; /* in the device table */
@@ -58,6 +90,7 @@ typedef struct orr_device {
   const orr_backend *backend;
   bool is_inline;                   /* runs on the caller's thread, no queue: `cpu` */
   int threads;                      /* its team */
+  int gpu;                          /* CUDA: devices of one number are one physical GPU */
   struct orr_queue *compute, *comm; /* NULL when inline or meta */
   size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
   void *pool;                       /* alloc.c */

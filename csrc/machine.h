@@ -58,12 +58,17 @@ typedef struct orr_queue {
   const char *label; /* "compute", "comm" */
   orr_worker *worker;
   struct orr_queue *next_retired;
+  bool is_async;
+  bool is_comm;
+  void *stream; /* an asynchronous device's; NULL until the first push */
   /* the controller's side */
   _Alignas(ORR_CACHE_LINE) atomic_ullong pushed;
   orr_chunk *tail;
   _Atomic(orr_chunk *) spare; /* an empty chunk on its way back to the controller */
   /* the runner's side */
-  _Alignas(ORR_CACHE_LINE) atomic_ullong done;
+  _Alignas(ORR_CACHE_LINE) atomic_ullong done; /* items complete */
+  atomic_ullong ran;  /* asynchronous: items issued; else not used, `done` tells */
+  uint64_t marked;    /* asynchronous: the last item of which completion will be told */
   orr_chunk *head;
   int deps_met;   /* of the head item */
   bool head_used; /* every item of the head chunk has run */
