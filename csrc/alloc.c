@@ -77,7 +77,8 @@ static bool is_idle(const orr_buffer *b) {
 /* In the test build a block that nobody owns reads as NaN, and as -1 in integers. */
 static void spoil(orr_buffer *b) {
 #ifdef ORR_TEST
-  if (b->data && is_idle(b)) memset(b->data, 0xFF, b->capacity);
+  bool host = !orr_backend_is_async(b->device->backend);
+  if (b->data && host && is_idle(b)) memset(b->data, 0xFF, b->capacity);
 #else
   (void)b;
 #endif
@@ -179,8 +180,11 @@ static void largest_text(const pool *p, char *buf, size_t size) {
 
 static orr_status out_of_memory(const orr_device *d, size_t bytes, size_t capacity) {
   char asked[32], live[32], cached[32], room[32], need[32], largest[160];
-  double there = d->limit ? (double)d->limit : (double)orr_host_memory(true);
-  double missing = (double)capacity - there + (d->limit ? (double)(d->live + d->cached) : 0);
+  bool cuda = d->kind == ORR_DEVICE_CUDA, whole = d->limit || cuda;
+  double there = d->limit ? (double)d->limit
+                 : cuda   ? (double)d->total
+                          : (double)orr_host_memory(true);
+  double missing = (double)capacity - there + (whole ? (double)(d->live + d->cached) : 0);
   const char *where = orr_alloc_context_hook ? orr_alloc_context_hook() : NULL;
   largest_text(d->pool, largest, sizeof largest);
   bytes_text(missing > 0 ? missing : (double)capacity, need, sizeof need);
@@ -191,8 +195,10 @@ static orr_status out_of_memory(const orr_device *d, size_t bytes, size_t capaci
       d->name, bytes_text((double)bytes, asked, sizeof asked), where && *where ? " in " : "",
       where ? where : "", bytes_text((double)d->live, live, sizeof live),
       bytes_text((double)d->cached, cached, sizeof cached),
-      d->limit ? "limit" : "free on the host", bytes_text(there, room, sizeof room), largest,
-      need, d->limit ? "raise the limit, " : "");
+      d->limit ? "limit"
+      : cuda   ? "on the device"
+               : "free on the host",
+      bytes_text(there, room, sizeof room), largest, need, d->limit ? "raise the limit, " : "");
 }
 
 /* ---- taking a block ---- */

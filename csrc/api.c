@@ -5,6 +5,7 @@
  * To add a function: its prototype and words in orrery.h, its body here in the same order.
  */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -322,7 +323,9 @@ static orr_status mesh_of_plan(const orr_plan *plan, const orr_plan_places *plac
   }
   for (int k = 0; k < places->n_places; k++) {
     orr_device *d;
-    ORR_TRY(orr_device_visible_at(places->place[k].id, &d));
+    char label[32];
+    snprintf(label, sizeof label, "%s:%d", places->place[k].kind, places->place[k].id);
+    ORR_TRY(orr_device_find(label, &d));
     device[k] = d->index;
   }
   return orr_mesh_get(stage->n_axes, size, name, device, out);
@@ -339,7 +342,10 @@ orr_status orrery_mesh(const char *text, const orr_mesh **out) {
     *out = orr_mesh_single(d->index);
     return ORR_OK;
   }
-  orr_plan_env env = {.n_cpu = orr_device_visible()};
+  orr_plan_env env = {.n_cpu = orr_device_cpus(),
+                      .n_cuda = orr_device_cudas(),
+                      .cuda_why = orr_cuda_why(),
+                      .find = orr_cuda_find};
   orr_status status = orr_plan_parse(NULL, text, strlen(text), &plan);
   if (!status) status = orr_plan_resolve(plan, &env, &places);
   if (!status) status = orr_plan_runnable(plan);

@@ -9,12 +9,17 @@
  * A collective whose parts do not meet (send/recv, copies on one device) is one item a part,
  * which waits for the events of all that it reads.
  *
+ * Parts of asynchronous devices issue to their streams: before its share a part's stream waits
+ * for what the others hold, at its end for what the others did, unless the devices' library
+ * (NCCL) runs the collective (`native`).
+ *
  * Invariant: parts enter the queues in the controller's order, so no two collectives cross.
  * Poison of one input becomes the poison of all outputs, and the parts still meet.
  * To add a collective: build its pieces as orr_comm_reduce_into does.
  */
 #include "comm.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,19 +81,57 @@ static void let_go(orr_collective *c) {
   if (atomic_fetch_sub(&c->holders, 1) == 1) orr_collective_free(c);
 }
 
-static void work_on(orr_collective *c, int part) {
-  if (!orr_timeline_on()) {
-    c->run(c, part);
-    return;
-  }
+/* The part's stream goes on after all that the other parts' streams have been given. */
+static orr_status wait_for_peers(const orr_collective *c, int part) {
+  struct orr_queue *q = c->part[part].queue;
+  for (int k = 0; k < c->n; k++)
+    if (c->part[k].queue != q) ORR_TRY(orr_queue_wait(q, c->part[k].queue));
+  return ORR_OK;
+}
+
+static bool is_async(const orr_collective *c, int part) {
+  return orr_backend_is_async(c->part[part].device->backend);
+}
+
+/* Streams of other parts hold what the part reads, and read what it writes. */
+static orr_status run_async(orr_collective *c, int part) {
+  const orr_backend *backend = c->part[part].device->backend;
+  if (c->native) return backend->collective_run(c, part);
+  if (c->meets) ORR_TRY(wait_for_peers(c, part));
+  ORR_TRY(c->run(c, part));
+  return backend->check(c->part[part].queue);
+}
+
+static orr_status work(orr_collective *c, int part) {
+  bool queued = !c->now && is_async(c, part);
+  orr_status status = queued ? run_async(c, part) : c->run(c, part);
+  if (queued && !status && orr_timeline_on())
+    status = c->part[part].device->backend->finish(c->part[part].queue);
+  return status;
+}
+
+static orr_status work_on(orr_collective *c, int part) {
+  if (!orr_timeline_on()) return work(c, part);
   orr_timeline_event e = {.name = c->name ? c->name : "copy",
                           .device = c->part[part].device,
                           .use_comm = c->use_comm,
                           .mark = c->mark,
                           .start = orr_seconds()};
-  c->run(c, part);
+  orr_status status = work(c, part);
   e.end = orr_seconds();
   orr_timeline_add(&e);
+  return status;
+}
+
+/* What fails on one part poisons the targets of all. */
+static void try_part(orr_collective *c, int part) {
+  char message[1300];
+  orr_status status = work_on(c, part);
+  if (!status) return;
+  snprintf(message, sizeof message, "%s on %s: %.1000s", c->name ? c->name : "copy",
+           c->part[part].device->name, orr_last_error());
+  orr_work_error(status, message);
+  atomic_store(&c->poisoned, true);
 }
 
 static bool all_arrived(void *arg, int part) {
@@ -104,7 +147,7 @@ static bool all_arrived(void *arg, int part) {
 static void run_part(void *arg, int part) {
   orr_collective *c = arg;
   int n = c->n;
-  if (!atomic_load(&c->poisoned)) work_on(c, part);
+  if (!atomic_load(&c->poisoned)) try_part(c, part);
   if (atomic_fetch_add(&c->finished, 1) + 1 == n) orr_queue_notify();
 }
 
@@ -116,6 +159,10 @@ static bool all_finished(void *arg, int part) {
 
 static void end_part(void *arg, int part) {
   orr_collective *c = arg;
+  if (is_async(c, part) && !c->native && wait_for_peers(c, part)) {
+    orr_work_error(ORR_EDEVICE, orr_last_error());
+    atomic_store(&c->poisoned, true);
+  }
   mark_targets(c, part, atomic_load(&c->poisoned));
   let_go(c);
 }
@@ -123,8 +170,8 @@ static void end_part(void *arg, int part) {
 static void run_single(void *arg, int part) {
   orr_collective *c = arg;
   bool poisoned = sources_poisoned(c, part);
-  if (!poisoned) work_on(c, part);
-  mark_targets(c, part, poisoned);
+  if (!poisoned) try_part(c, part);
+  mark_targets(c, part, poisoned || atomic_load(&c->poisoned));
   let_go(c);
 }
 
@@ -234,6 +281,7 @@ static orr_status push_all(orr_collective *c) {
 
 static orr_status run_now(orr_collective *c) {
   orr_status status = ORR_OK;
+  c->now = true;
   for (int k = 0; k < c->n_src && !status; k++) status = orr_buffer_wait_read(c->src[k].buffer);
   for (int k = 0; k < c->n_dst && !status; k++)
     status = orr_buffer_wait_write(c->dst[k].buffer);
@@ -244,15 +292,33 @@ static orr_status run_now(orr_collective *c) {
       status = orr_fail(ORR_EDEVICE, "a tensor's values are lost: work on it failed");
   }
   for (int k = 0; k < c->n && !status; k++) {
-    work_on(c, k);
-    mark_targets(c, k, false);
+    status = work_on(c, k);
+    if (!status) mark_targets(c, k, false);
   }
   orr_collective_free(c);
   return status;
 }
 
+/* Devices that cannot use each other's memory are joined by their library or not at all, except
+ * by copies, which are staged. */
+static orr_status check_reach(const orr_collective *c) {
+  const orr_backend *backend = c->part[0].device->backend;
+  bool shares = c->in_place || c->width > 1;
+  if (c->native || !c->meets || !shares || !orr_backend_is_async(backend)) return ORR_OK;
+  for (int k = 0; k < c->n * c->n; k++) {
+    const orr_device *a = c->part[k / c->n].device, *b = c->part[k % c->n].device;
+    if (!backend->reaches(a, b))
+      return orr_fail(ORR_EDEVICE,
+                      "%s: %s cannot use the memory of %s, and NCCL cannot reduce this "
+                      "layout; sizes that divide evenly by %d would do",
+                      c->name, a->name, b->name, c->n);
+  }
+  return ORR_OK;
+}
+
 orr_status orr_collective_issue(orr_collective *take_c) {
   orr_collective *c = take_c;
+  const orr_backend *backend = c->part[0].device->backend;
   bool now = false;
   c->mark = orr_timeline_marked();
   for (int k = 0; k < c->n; k++) {
@@ -264,7 +330,12 @@ orr_status orr_collective_issue(orr_collective *take_c) {
     p->queue = c->use_comm ? p->device->comm : p->device->compute;
     if (p->device->is_inline) now = true;
   }
-  return now ? run_now(c) : push_all(c);
+  if (now) return run_now(c);
+  c->native = c->meets && orr_backend_is_async(backend) && backend->collective_new(c);
+  orr_status status = check_reach(c);
+  if (!status) return push_all(c);
+  orr_collective_free(c);
+  return status;
 }
 
 /* ---- all-reduce ---- */
@@ -291,6 +362,8 @@ static orr_status reduce_group(orr_tensor *const *ts, orr_tensor *const *out, in
   }
   for (int t = 0; t < n; t++) bytes += shard_bytes(ts[t], first);
   c->run = orr_run_all_reduce;
+  c->kind = ORR_ALL_REDUCE;
+  c->in_place = true;
   c->name = orr_collective_name(ORR_ALL_REDUCE);
   c->op = op;
   c->meets = true;

@@ -27,12 +27,14 @@ typedef struct orr_part {
 } orr_part;
 
 typedef struct orr_collective {
-  void (*run)(struct orr_collective *c, int part);
+  orr_status (*run)(struct orr_collective *c, int part);
   int n;      /* parts */
   bool meets; /* parts wait for each other; else each waits for all sources' events */
   bool alone; /* the first part to run does the work of all */
   bool use_comm;
-  bool native; /* run by the devices' own library: backend->collective_run */
+  bool now;           /* run by the controller: one of the devices is inline */
+  bool in_place;      /* an all-reduce: parts write into each other's targets */
+  bool native;        /* run by the devices' own library: backend->collective_run */
   void *communicator; /* the library's, set by backend->collective_new */
   orr_collective_kind kind;
   orr_partial_kind op;
@@ -59,10 +61,10 @@ void orr_piece_fill(orr_piece *piece, const orr_tensor *t, int rank);
 orr_status orr_collective_issue(orr_collective *take_c);
 
 /* comm_run.c */
-void orr_run_pull(orr_collective *c, int part);
+orr_status orr_run_pull(orr_collective *c, int part);
 /* The same where parts meet, target by target. */
-void orr_run_exchange(orr_collective *c, int part);
-void orr_run_all_reduce(orr_collective *c, int part);
+orr_status orr_run_exchange(orr_collective *c, int part);
+orr_status orr_run_all_reduce(orr_collective *c, int part);
 /* Makes the pieces of an all-reduce one-dimensional wherever they are dense and alike. */
 void orr_flatten_all_reduce(orr_collective *c);
 

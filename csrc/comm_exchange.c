@@ -40,7 +40,7 @@ static orr_status exchange_group(orr_collective_kind kind, orr_tensor *const *ts
   for (int t = 0; t < n; t++) bytes += payload(kind, ts[t], axis, first);
   c->name = orr_collective_name(kind);
   c->run = orr_run_exchange;
-  c->name = orr_collective_name(kind);
+  c->kind = kind;
   c->meets = true;
   c->use_comm = use_comm;
   if (kind == ORR_REDUCE_SCATTER) {

@@ -4,10 +4,11 @@
  * reductions run over the ranks in their order, so that all devices hold the same bits.
  * To add a collective: a function of (collective, part).
  */
-#include <string.h>
+#include <stdlib.h>
 
 #include "../kernels/copy.h"
 #include "comm.h"
+#include "kernel_table.h"
 
 enum { CHUNK_BYTES = 128 * 1024, SMALL_BYTES = 4096 };
 
@@ -43,40 +44,91 @@ static void cut_out(const orr_piece *p, const int64_t *lo, const int64_t *shape,
   }
 }
 
-static void pull_group(const orr_collective *c, const orr_piece *src, const orr_piece *dst) {
+static const orr_kernels *kernels_of(const orr_piece *p) {
+  return p->buffer->device->backend->kernels;
+}
+
+/* Whether the kernels of dst's device may read src's memory. */
+static bool reaches(const orr_piece *dst, const orr_piece *src) {
+  const orr_device *a = dst->buffer->device, *b = src->buffer->device;
+  bool a_async = orr_backend_is_async(a->backend), b_async = orr_backend_is_async(b->backend);
+  if (!a_async && !b_async) return true;
+  return a_async && b_async && a->backend->reaches(a, b);
+}
+
+static orr_status move(const orr_piece *src, const orr_view *from, const orr_piece *dst,
+                       orr_view *to) {
+  orr_device *a = src->buffer->device, *b = dst->buffer->device;
+  const orr_backend *backend = orr_backend_is_async(b->backend) ? b->backend : a->backend;
+  if (!reaches(dst, src)) return backend->transfer(a, from, b, to);
+  kernels_of(dst)->copy(from, to);
+  return ORR_OK;
+}
+
+/* Terms that lie on devices come to the host one by one, and are reduced there. */
+static orr_status reduce_on_host(const orr_collective *c, const orr_piece *src, orr_view *from,
+                                 const orr_piece *dst, orr_view *to) {
+  const orr_view *list[ORR_MAX_DEVICES];
+  orr_status status = ORR_OK;
+  size_t bytes = (size_t)view_numel(to) * orr_dtype_size(to->dtype);
+  char *room = malloc((size_t)c->width * bytes + 1);
+  if (!room)
+    return orr_fail(ORR_EMEM, "out of host memory: %d terms of %zu bytes", c->width, bytes);
+  for (int k = 0; k < c->width && !status; k++) {
+    orr_view term = from[k];
+    term.data = room + (size_t)k * bytes;
+    orr_strides(term.ndim, term.shape, term.stride);
+    status = move(&src[k], &from[k], dst, &term);
+    from[k] = term;
+    list[k] = &from[k];
+  }
+  if (!status) orr_kernels_cpu.reduce_many(many_kind[c->op], list, c->width, to);
+  free(room);
+  return status;
+}
+
+static orr_status pull_group(const orr_collective *c, const orr_piece *src,
+                             const orr_piece *dst) {
   orr_view from[ORR_MAX_DEVICES], to;
   const orr_view *list[ORR_MAX_DEVICES];
   int64_t lo[ORR_MAX_DIM] = {0}, shape[ORR_MAX_DIM] = {0};
-  if (c->width == 1 && src->buffer == dst->buffer) return; /* its own part stands in place */
-  if (!overlap(src, dst, lo, shape)) return;
+  bool all = true;
+  if (c->width == 1 && src->buffer == dst->buffer)
+    return ORR_OK; /* its own part stands in place */
+  if (!overlap(src, dst, lo, shape)) return ORR_OK;
   cut_out(dst, lo, shape, &to);
   for (int k = 0; k < c->width; k++) {
     cut_out(&src[k], lo, shape, &from[k]);
     list[k] = &from[k];
+    if (!reaches(dst, &src[k])) all = false;
   }
-  if (c->width == 1) orr_k_copy(&from[0], &to);
-  else orr_k_reduce_many(many_kind[c->op], list, c->width, &to);
+  if (c->width == 1) return move(src, &from[0], dst, &to);
+  if (!all) return reduce_on_host(c, src, from, dst, &to);
+  kernels_of(dst)->reduce_many(many_kind[c->op], list, c->width, &to);
+  return ORR_OK;
 }
 
-static void pull_all(const orr_collective *c, const orr_piece *src, int n_src, int part,
-                     const orr_piece *dst) {
+static orr_status pull_all(const orr_collective *c, const orr_piece *src, int n_src, int part,
+                           const orr_piece *dst) {
   int n_groups = n_src / c->width; /* every part begins at another source */
-  for (int k = 0; k < n_groups; k++) pull_group(c, &src[(part + k) % n_groups * c->width], dst);
+  for (int k = 0; k < n_groups; k++)
+    ORR_TRY(pull_group(c, &src[(part + k) % n_groups * c->width], dst));
+  return ORR_OK;
 }
 
-void orr_run_exchange(orr_collective *c, int part) {
+orr_status orr_run_exchange(orr_collective *c, int part) {
   for (int t = 0; t < c->n_dst / c->n; t++)
-    pull_all(c, &c->src[t * c->n], c->n, part, &c->dst[t * c->n + part]);
+    ORR_TRY(pull_all(c, &c->src[t * c->n], c->n, part, &c->dst[t * c->n + part]));
+  return ORR_OK;
 }
 
-void orr_run_pull(orr_collective *c, int part) {
-  const orr_piece *dst = &c->dst[part];
+orr_status orr_run_pull(orr_collective *c, int part) {
+  orr_piece *dst = &c->dst[part];
   if (c->n_src == 0) {
-    size_t bytes = (size_t)view_numel(&dst->view) * orr_dtype_size(dst->view.dtype);
-    if (bytes) memset(dst->view.data, 0, bytes);
-    return;
+    kernels_of(dst)->fill(&dst->view, 0);
+    return ORR_OK;
   }
-  pull_all(c, c->src, c->n_src, part, dst);
+  return pull_all(c, c->src, c->n_src, part, dst);
 }
 
 /* ---- all-reduce ---- */
@@ -149,6 +201,8 @@ static void reduce_slice(const orr_collective *c, int t, int part, int dim, int6
   int64_t step =
       view_numel(&src->view) / src->view.shape[dim] * (int64_t)orr_dtype_size(src->view.dtype);
   int64_t each = CHUNK_BYTES * (int64_t)c->part[part].device->threads / step;
+  const orr_kernels *kernels = kernels_of(&dst[part]);
+  if (orr_backend_is_async(c->part[part].device->backend)) each = hi - lo;
   if (each < 1) each = 1;
   if (each > 64) each -= each % 64;
   for (int k = 0; k < c->n; k++) {
@@ -161,9 +215,9 @@ static void reduce_slice(const orr_collective *c, int t, int part, int dim, int6
   for (int64_t at = lo; at < hi; at += each) {
     int64_t len = hi - at < each ? hi - at : each;
     for (int k = 0; k < c->n; k++) from[k].shape[dim] = to[k].shape[dim] = len;
-    orr_k_reduce_many(many_kind[c->op], list, c->n, &to[part]);
+    kernels->reduce_many(many_kind[c->op], list, c->n, &to[part]);
     for (int k = 0; k < c->n; k++) {
-      if (k != part) orr_k_copy(&to[part], &to[k]);
+      if (k != part) kernels->copy(&to[part], &to[k]);
     }
     for (int k = 0; k < c->n; k++) {
       advance(&from[k], dim, len);
@@ -182,10 +236,11 @@ static void all_reduce_part(const orr_collective *c, int part) {
   }
 }
 
-void orr_run_all_reduce(orr_collective *c, int part) {
+orr_status orr_run_all_reduce(orr_collective *c, int part) {
   if (!c->alone) {
     all_reduce_part(c, part);
   } else if (!atomic_exchange(&c->taken, 1)) {
     for (int k = 0; k < c->n; k++) all_reduce_part(c, k);
   }
+  return ORR_OK;
 }

@@ -17,6 +17,7 @@
 
 #include "cpu_onednn.h"
 #include "machine.h"
+#include "kernel_table.h"
 
 #define MAPPED ((size_t)4 << 20)   /* blocks from here on are mapped by themselves */
 #define CHECKED ((size_t)64 << 20) /* the system would promise these without having them */
@@ -65,7 +66,7 @@ void orr_cpu_team(int n) {
 static void pin(const orr_device *d) {
   cpu_set_t allowed, one;
   int k = d->id;
-  if (orr_device_visible() != orr_cores()) return;
+  if (orr_device_cpus() != orr_cores()) return;
   if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
   for (int core = 0; core < CPU_SETSIZE; core++) {
     if (!CPU_ISSET(core, &allowed) || k-- > 0) continue;
@@ -83,6 +84,7 @@ static void thread_start(orr_device *d) {
 
 const orr_backend orr_backend_cpu = {
     .name = "cpu",
+    .kernels = &orr_kernels_cpu,
     .memory_new = memory_new,
     .memory_free = memory_free,
     .run = run,

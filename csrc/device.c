@@ -1,9 +1,9 @@
-/* device.c: the device table: `cpu`, `cpu:0` to `cpu:N-1`, `meta`.
+/* device.c: the device table: `cpu`, `cpu:0` to `cpu:N-1`, `meta`, then `cuda:0` to `cuda:M-1`.
  *
  * Invariant: the table is made once from the environment, by the controller; indices never
- * change while it is open. Closing drains and joins; buffers still held then stay valid until
- * freed.
- * To add a kind of device: fill its rows in orr_devices_open, between the CPUs and meta.
+ * change while it is open. CUDA devices join it when somebody first asks for what may be one.
+ * Closing drains and joins; buffers still held then stay valid until freed.
+ * To add a kind of device: its rows behind the last ones, as cudas_open does.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -12,13 +12,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "cpu_onednn.h"
 #include "machine.h"
+#include "plugin.h"
 
-static orr_device devices[ORR_MAX_CPU_DEVICES + 2];
-static int n_devices, n_visible; /* 0 while closed */
+enum {
+  MOST_BY_DEFAULT = ORR_MAX_WORKERS - ORR_MAX_CUDA_DEVICES, /* CPUs, where nobody says */
+  NOT_ASKED = -1
+};
+
+static orr_device devices[ORR_MAX_WORKERS + 2];
+static int n_devices, n_cpus; /* 0 while closed */
+static int n_cudas = NOT_ASKED;
+static orr_device_info *cuda_info; /* [n_cudas] */
 
 int orr_cores(void) {
   static int cores;
@@ -45,7 +54,7 @@ static orr_status read_count(int *out) {
   const char *text = getenv("ORRERY_CPU_DEVICES");
   uint64_t n;
   *out = orr_cores() > 2 ? orr_cores() : 2;
-  if (*out > ORR_MAX_CPU_DEVICES) *out = ORR_MAX_CPU_DEVICES;
+  if (*out > MOST_BY_DEFAULT) *out = MOST_BY_DEFAULT;
   if (!text || !*text) return ORR_OK;
   if (!parse_number(text, &n) || n < 1 || n > ORR_MAX_CPU_DEVICES) {
     return orr_fail(ORR_EARG, "ORRERY_CPU_DEVICES='%.40s': expected a number from 1 to %d",
@@ -82,10 +91,12 @@ static uint64_t mix(uint64_t seed) {
 
 /* ---- opening and closing ---- */
 
+/* In a plan the kind that a bare number means goes without its name. */
 static const char *device_label(int device, bool in_plan) {
   if (device < 0 || device >= n_devices) return NULL;
   const orr_device *d = &devices[device];
-  return in_plan && d->id >= 0 ? d->name + strlen("cpu:") : d->name;
+  orr_device_kind bare = n_cudas > 0 ? ORR_DEVICE_CUDA : ORR_DEVICE_CPU;
+  return in_plan && d->id >= 0 && d->kind == bare ? strchr(d->name, ':') + 1 : d->name;
 }
 
 /* Keeps what buffers of an earlier opening still count. */
@@ -101,6 +112,11 @@ static orr_device *device_fill(int index, int id, orr_device_kind kind) {
   if (kind == ORR_DEVICE_META) {
     snprintf(d->name, sizeof d->name, "meta");
     snprintf(d->model, sizeof d->model, "shapes only");
+    return d;
+  }
+  if (kind == ORR_DEVICE_CUDA) {
+    d->backend = orr_plugin_now()->backend;
+    snprintf(d->name, sizeof d->name, "cuda:%d", id);
     return d;
   }
   snprintf(d->name, sizeof d->name, id < 0 ? "cpu" : "cpu:%d", id);
@@ -160,11 +176,39 @@ orr_status orr_devices_open(void) {
     }
   }
   device_fill(1 + n, -1, ORR_DEVICE_META);
-  n_visible = n;
+  n_cpus = n;
   n_devices = n + 2;
   orr_device_label_hook = device_label;
   if (!at_exit) at_exit = atexit(orr_devices_close) == 0;
   return ORR_OK;
+}
+
+static orr_status cuda_fill(int k) {
+  orr_device *d = device_fill(n_devices, k, ORR_DEVICE_CUDA);
+  orr_device_info *info = &cuda_info[k];
+  ORR_TRY(orr_plugin_now()->describe(k, info));
+  snprintf(d->model, sizeof d->model, "%s", info->model);
+  d->gpu = info->gpu;
+  d->total = (size_t)info->total;
+  ORR_TRY(queues_new(d, n_cpus + k));
+  n_devices++;
+  return ORR_OK;
+}
+
+/* Opens the plug-in and gives its devices their rows; what is wrong with one ends the list. */
+static void cudas_open(void) {
+  int n = orr_plugin_open();
+  if (n > ORR_MAX_WORKERS - n_cpus) n = ORR_MAX_WORKERS - n_cpus;
+  n_cudas = 0;
+  cuda_info = n > 0 ? calloc((size_t)n, sizeof *cuda_info) : NULL;
+  while (cuda_info && n_cudas < n && !cuda_fill(n_cudas)) n_cudas++;
+}
+
+static void cudas_close(void) {
+  free(cuda_info);
+  cuda_info = NULL;
+  n_cudas = NOT_ASKED;
+  orr_plugin_close();
 }
 
 /* What cannot run any more is dropped: the last words of a script never hang it. */
@@ -174,58 +218,93 @@ void orr_devices_close(void) {
   queues_free();
   for (int k = 0; k < n_devices; k++) orr_pool_close(&devices[k]);
   orr_work_error_raise();
-  n_devices = n_visible = 0;
+  cudas_close();
+  n_devices = n_cpus = 0;
 }
 
 /* ---- looking up ---- */
 
 int orr_device_count(void) { return n_devices; }
 
-int orr_device_visible(void) { return n_visible; }
+int orr_device_cpus(void) { return n_cpus; }
+
+int orr_device_cudas(void) {
+  if (n_devices && n_cudas == NOT_ASKED) cudas_open();
+  return n_cudas > 0 ? n_cudas : 0;
+}
+
+int orr_device_visible(void) { return orr_device_cudas() ? n_cudas : n_cpus; }
+
+const char *orr_cuda_why(void) { return orr_device_cudas() ? "" : orr_plugin_why(); }
+
+const orr_device_info *orr_cuda_info(int k) { return &cuda_info[k]; }
 
 orr_device *orr_device_at(int index) { return &devices[index]; }
 
-orr_status orr_device_visible_at(int64_t k, orr_device **out) {
-  ORR_TRY(orr_devices_open());
-  if (k >= 0 && k < n_visible) {
-    *out = &devices[1 + k];
+int orr_cuda_find(const void *data, const char *id) {
+  int found = -1;
+  (void)data;
+  for (int k = 0; k < orr_device_cudas(); k++) {
+    const orr_device_info *info = &cuda_info[k];
+    bool same = strcasecmp(info->bus_id, id) == 0 || strncmp(info->uuid, id, strlen(id)) == 0;
+    if (same) found = found == -1 ? k : -2;
+  }
+  return found;
+}
+
+/* "2 CPU devices are visible, cpu:0 to cpu:1" */
+static char *visible_text(bool cuda, char *buf, size_t size) {
+  int n = cuda ? orr_device_cudas() : n_cpus;
+  const char *kind = cuda ? "cuda" : "cpu";
+  if (n == 0) snprintf(buf, size, "no CUDA device is visible: %s", orr_cuda_why());
+  else if (n == 1)
+    snprintf(buf, size, "1 %s device is visible, %s:0", cuda ? "CUDA" : "CPU", kind);
+  else
+    snprintf(buf, size, "%d %s devices are visible, %s:0 to %s:%d", n, cuda ? "CUDA" : "CPU",
+             kind, kind, n - 1);
+  return buf;
+}
+
+static orr_status device_of(bool cuda, int64_t k, orr_device **out) {
+  char visible[700];
+  int n = cuda ? orr_device_cudas() : n_cpus;
+  if (k >= 0 && k < n) {
+    *out = &devices[cuda ? n_cpus + 2 + k : 1 + k];
     return ORR_OK;
   }
-  if (k >= 0 && k < ORR_MAX_CPU_DEVICES) {
+  visible_text(cuda, visible, sizeof visible);
+  if (!cuda && k >= 0 && k < ORR_MAX_CPU_DEVICES) {
     return orr_fail(ORR_EARG,
-                    "device %" PRId64
-                    " is not there: %d CPU device%s visible, cpu:0 to "
-                    "cpu:%d; ORRERY_CPU_DEVICES=%" PRId64 " asks for more",
-                    k, n_visible, n_visible == 1 ? " is" : "s are", n_visible - 1, k + 1);
+                    "device %" PRId64 " is not there: %s; ORRERY_CPU_DEVICES=%" PRId64
+                    " asks for more",
+                    k, visible, k + 1);
   }
-  return orr_fail(ORR_EARG,
-                  "device %" PRId64
-                  " is not there: %d CPU device%s visible, cpu:0 to "
-                  "cpu:%d",
-                  k, n_visible, n_visible == 1 ? " is" : "s are", n_visible - 1);
+  return orr_fail(ORR_EARG, "device %" PRId64 " is not there: %s", k, visible);
+}
+
+orr_status orr_device_visible_at(int64_t k, orr_device **out) {
+  ORR_TRY(orr_devices_open());
+  return device_of(orr_device_cudas() > 0, k, out);
 }
 
 orr_status orr_device_find(const char *name, orr_device **out) {
   uint64_t k;
   ORR_TRY(orr_devices_open());
-  const char *number = strncmp(name, "cpu:", 4) == 0 ? name + 4 : name;
-  if (parse_number(number, &k)) {
-    return orr_device_visible_at(k > INT32_MAX ? INT32_MAX : (int64_t)k, out);
+  bool cpu = strncmp(name, "cpu:", 4) == 0, cuda = strncmp(name, "cuda:", 5) == 0;
+  if (parse_number(name + (cpu ? 4 : cuda ? 5 : 0), &k)) {
+    if (!cpu && !cuda) cuda = orr_device_cudas() > 0;
+    return device_of(cuda, k > INT32_MAX ? INT32_MAX : (int64_t)k, out);
   }
   if (strcmp(name, "cpu") == 0 || strcmp(name, "meta") == 0) {
-    *out = &devices[name[0] == 'c' ? 0 : n_devices - 1];
+    *out = &devices[name[0] == 'c' ? 0 : n_cpus + 1];
     return ORR_OK;
   }
-  if (strncmp(name, "cuda", 4) == 0) {
-    return orr_fail(ORR_EARG,
-                    "device '%.40s': no CUDA device is visible; the devices are cpu, "
-                    "cpu:0 to cpu:%d, and meta",
-                    name, n_visible - 1);
-  }
+  if (strcmp(name, "cuda") == 0 && orr_device_cudas()) return device_of(true, 0, out);
+  char visible[700];
   return orr_fail(ORR_EARG,
-                  "device '%.40s' is unknown; the devices are cpu, cpu:0 to cpu:%d, and "
-                  "meta",
-                  name, n_visible - 1);
+                  "device '%.40s' is unknown; the devices are cpu, cpu:0 to cpu:%d, meta, and "
+                  "cuda:0, ...: %s",
+                  name, n_cpus - 1, visible_text(true, visible, sizeof visible));
 }
 
 orr_status orr_set_threads(int n) {

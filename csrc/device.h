@@ -55,9 +55,11 @@ typedef struct orr_backend {
   orr_status (*run)(const struct orr_work *work, int shard); /* worker: one shard of one call */
   void (*thread_start)(struct orr_device *d); /* (optional) worker: before its first item */
   /* ---- (optional), all or none ---- */
-  orr_status (*queue_open)(struct orr_queue *q);  /* sets q->stream; at the first push */
-  void (*queue_close)(struct orr_queue *q);       /* waits for the stream, frees it */
-  orr_status (*enter)(struct orr_queue *q);       /* worker: q's stream is the thread's; NULL: none */
+  orr_status (*queue_open)(struct orr_queue *q); /* sets q->stream; at the first push */
+  void (*queue_close)(struct orr_queue *q);      /* waits for the stream, frees it */
+  void (*enter)(struct orr_queue *q); /* worker: q's stream is the thread's; NULL: none is */
+  orr_status (*check)(struct orr_queue *q);  /* worker: what failed to be issued since enter */
+  orr_status (*finish)(struct orr_queue *q); /* worker: waits for the stream */
   /* worker of q, which is entered: what q issues from now on comes after all that `other`
    * has issued by now. */
   orr_status (*wait)(struct orr_queue *q, struct orr_queue *other);
@@ -66,15 +68,16 @@ typedef struct orr_backend {
   /* worker: the newest marked item that is complete (0: none yet). Reports what went wrong on
    * the device by work_error; on a lost device everything counts as complete. */
   uint64_t (*completed)(struct orr_queue *q);
-  /* The same elements elsewhere: `from` on device a, `to` on device b, at least one of them of
-   * this kind, the other of this kind or on the host; one dtype and shape, any strides. With a
+  /* The same elements elsewhere: `from` on device a, `to` on device b, one of them of this
+   * kind, the other of this kind or on the host; one dtype and shape, any strides. With a
    * queue entered: issued on it, host memory is read at once or when the stream comes there.
    * Else complete at return. */
-  orr_status (*transfer)(struct orr_device *a, const struct orr_view *from, struct orr_device *b,
-                         struct orr_view *to);
-  bool (*reaches)(const struct orr_device *a, const struct orr_device *b); /* a's kernels, b's memory */
+  orr_status (*transfer)(struct orr_device *a, const struct orr_view *from,
+                         struct orr_device *b, struct orr_view *to);
+  /* Whether a's kernels may use b's memory. */
+  bool (*reaches)(const struct orr_device *a, const struct orr_device *b);
   /* A collective that the vendor's library runs: asked on the controller before the parts are
-   * pushed (false: the core's own), then called by each part's worker with its queue entered. */
+   * pushed (false: the core's own), then called by each part's worker, its queue entered. */
   bool (*collective_new)(struct orr_collective *c);
   orr_status (*collective_run)(struct orr_collective *c, int part);
 } orr_backend;
@@ -91,18 +94,25 @@ typedef struct orr_device {
   bool is_inline;                   /* runs on the caller's thread, no queue: `cpu` */
   int threads;                      /* its team */
   int gpu;                          /* CUDA: devices of one number are one physical GPU */
+  size_t total;                     /* CUDA: bytes of its memory */
   struct orr_queue *compute, *comm; /* NULL when inline or meta */
   size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
   void *pool;                       /* alloc.c */
 } orr_device;
 
 /* device.c: the table, made at first use from the environment (ORRERY_CPU_DEVICES,
- * ORRERY_ENGINE). Index 0 `cpu`, 1..N `cpu:0`.., then `meta`. */
+ * ORRERY_ENGINE). Index 0 `cpu`, 1..N `cpu:0`.., then `meta`; after it `cuda:0`.., which come
+ * when somebody first asks for a device that may be one (plugin.c). */
 orr_status orr_devices_open(void);
 void orr_devices_close(void); /* drains, joins the workers, frees all caches */
 int orr_device_count(void);   /* of the whole table */
 orr_device *orr_device_at(int index);
-int orr_device_visible(void); /* N of cpu:0..N-1 */
+int orr_device_cpus(void);      /* N of cpu:0..N-1 */
+int orr_device_cudas(void);     /* N of cuda:0..N-1; opens the plug-in */
+int orr_device_visible(void);   /* what a bare number names: the CUDA devices, else the CPUs */
+const char *orr_cuda_why(void); /* why there is no CUDA device, as a clause; "" where one is */
+/* The device that a PCI bus id or a prefix of a UUID names: its k; -1: none, -2: several. */
+int orr_cuda_find(const void *data, const char *id);
 /* "cpu", "cpu:1", "meta", "1" (the k-th visible). Out of range: says how many, and why. */
 orr_status orr_device_find(const char *name, orr_device **out);
 orr_status orr_device_visible_at(int64_t k, orr_device **out);
@@ -127,6 +137,9 @@ typedef struct orr_item {
   int part;
 } orr_item;
 orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *done);
+/* Worker of q, of an asynchronous device: what q issues from now on comes after all that
+ * `other` has issued. */
+orr_status orr_queue_wait(struct orr_queue *q, struct orr_queue *other);
 bool orr_event_done(orr_event e);
 /* Controller; polls interrupts; drives non-thread engines. */
 orr_status orr_event_wait(orr_event e);

@@ -29,9 +29,9 @@ static uint64_t next_random(void) {
 /* With the device's own team, as its thread would have: libraries cut sums by it. */
 static bool step(orr_queue *q) {
   orr_engine.running = true;
-  orr_cpu_team(q->device->threads);
+  if (!q->is_async) orr_cpu_team(q->device->threads);
   bool ran = orr_queue_step(q);
-  orr_cpu_team(orr_device_at(0)->threads);
+  if (!q->is_async) orr_cpu_team(orr_device_at(0)->threads);
   orr_engine.running = false;
   return ran;
 }
@@ -56,6 +56,17 @@ static void run_all(void) {
   }
 }
 
+/* Asks asynchronous devices how far they are; false: none of them has anything to do. */
+static bool poll_all(void) {
+  bool pending = false;
+  for (int k = 0; k < orr_engine.n_queues; k++) {
+    if (!orr_queue_is_pending(orr_engine.queue[k])) continue;
+    pending = true;
+    orr_queue_poll(orr_engine.queue[k]);
+  }
+  return pending;
+}
+
 void orr_engine_pushed(orr_queue *q) {
   if (orr_engine.running) return;
   if (orr_engine.kind == ORR_ENGINE_INLINE) {
@@ -73,7 +84,7 @@ orr_status orr_engine_wait(orr_event e, bool polls) {
   while (!orr_event_done(e)) {
     if (polls && orr_interrupt_pending()) return orr_fail(ORR_EINTERRUPT, "interrupted");
     uint64_t first = orr_engine.kind == ORR_ENGINE_INLINE ? 0 : next_random();
-    if (!run_any(first) && !orr_event_done(e)) return orr_engine_stuck(e);
+    if (!run_any(first) && !poll_all() && !orr_event_done(e)) return orr_engine_stuck(e);
   }
   return ORR_OK;
 }
@@ -86,8 +97,9 @@ orr_status orr_engine_stuck(orr_event e) {
     orr_queue *q = orr_engine.queue[k];
     orr_event on;
     if (orr_queue_is_empty(q)) continue;
+    uint64_t ran = atomic_load(q->is_async ? &q->ran : &q->done);
     int wrote = snprintf(heads + at, sizeof heads - at, "; %s %s: item %" PRIu64 " waits for ",
-                         q->device->name, q->label, (uint64_t)atomic_load(&q->done) + 1);
+                         q->device->name, q->label, ran + 1);
     at += (size_t)wrote;
     if (orr_queue_blocker(q, &on)) {
       wrote = snprintf(heads + at, sizeof heads - at, "item %" PRIu64 " of %s %s", on.seq,

@@ -3,9 +3,11 @@
  * Invariant: what is reported is read from the engine when asked, never kept.
  * To add a function: its row in `functions`.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "lua_core.h"
+#include "plugin.h"
 #include "timeline.h"
 
 static void set_number(lua_State *L, const char *key, double value) {
@@ -18,25 +20,78 @@ static void set_string(lua_State *L, const char *key, const char *value) {
   lua_setfield(L, -2, key);
 }
 
-static int devices(lua_State *L) {
+/* Bytes that it has, and that are left; of a CUDA device nobody used, as it says at opening. */
+static void memory_of(const orr_device *d, double *total, double *left) {
+  *total = d->limit ? (double)d->limit : (double)orr_host_memory(false);
+  *left = d->limit ? (double)d->limit - (double)d->live : (double)orr_host_memory(true);
+  if (d->kind != ORR_DEVICE_CUDA) return;
+  const orr_device_info *info = orr_cuda_info(d->id);
+  double room = d->limit ? (double)d->limit : (double)info->total;
+  *total = room;
+  *left = room - (double)d->live;
+}
+
+static void push_device(lua_State *L, const orr_device *d) {
+  double total, left;
+  memory_of(d, &total, &left);
   lua_newtable(L);
-  for (int k = 0; k < orr_device_visible(); k++) {
+  set_number(L, "id", d->id);
+  set_string(L, "name", d->name);
+  set_string(L, "kind", d->kind == ORR_DEVICE_CUDA ? "cuda" : "cpu");
+  set_string(L, "model", d->model);
+  if (d->limit) set_number(L, "limit", (double)d->limit);
+  set_number(L, "total", total);
+  set_number(L, "free", left);
+  if (d->kind == ORR_DEVICE_CUDA) {
+    const orr_device_info *info = orr_cuda_info(d->id);
+    set_string(L, "bus_id", info->bus_id);
+    set_string(L, "uuid", info->uuid);
+    if (info->smi_index >= 0) set_number(L, "smi_index", info->smi_index);
+    set_number(L, "gpu", info->gpu);
+    set_number(L, "capability", info->capability / 10.0);
+  } else {
+    set_number(L, "threads", d->threads);
+  }
+}
+
+/* CUDA devices first, then CPUs: row k + 1 is what the bare number k names. */
+static int devices(lua_State *L) {
+  char name[32];
+  int n = orr_device_cudas(), cpus = orr_device_cpus();
+  lua_newtable(L);
+  for (int k = 0; k < n + cpus; k++) {
     orr_device *d;
-    orr_lua_try(L, orr_device_visible_at(k, &d));
-    lua_newtable(L);
-    lua_pushinteger(L, d->id);
-    lua_setfield(L, -2, "id");
-    set_string(L, "name", d->name);
-    set_string(L, "kind", "cpu");
-    set_string(L, "model", d->model);
-    if (d->limit) set_number(L, "limit", (double)d->limit);
-    set_number(L, "total", (double)(d->limit ? (int64_t)d->limit : orr_host_memory(false)));
-    set_number(L, "free",
-               (double)(d->limit ? (int64_t)(d->limit - d->live) : orr_host_memory(true)));
-    lua_pushinteger(L, d->threads);
-    lua_setfield(L, -2, "threads");
+    snprintf(name, sizeof name, k < n ? "cuda:%d" : "cpu:%d", k < n ? k : k - n);
+    orr_lua_try(L, orr_device_find(name, &d));
+    push_device(L, d);
     lua_rawseti(L, -2, k + 1);
   }
+  return 1;
+}
+
+/* -> {cpu = 2, cuda = 0, cuda_why = "no NVIDIA driver is installed"} */
+static int visible(lua_State *L) {
+  int n = orr_device_cudas();
+  lua_newtable(L);
+  set_number(L, "cpu", orr_device_cpus());
+  set_number(L, "cuda", n);
+  if (n == 0) set_string(L, "cuda_why", orr_cuda_why());
+  return 1;
+}
+
+/* link(a, b, measure): how cuda:a reaches cuda:b's memory. */
+static int link_between(lua_State *L) {
+  static const char *const kind[] = {"same", "nvlink", "pcie", "host"};
+  int a = (int)luaL_checkinteger(L, 1), b = (int)luaL_checkinteger(L, 2),
+      n = orr_device_cudas();
+  orr_link link;
+  if (a < 0 || b < 0 || a >= n || b >= n)
+    return orr_lua_error(L, "link(%d, %d): %d CUDA devices are visible", a, b, n);
+  orr_lua_try(L, orr_plugin_now()->link(a, b, lua_toboolean(L, 3), &link));
+  lua_newtable(L);
+  set_string(L, "kind", kind[link.kind]);
+  set_number(L, "links", link.links);
+  if (link.bytes_a_second > 0) set_number(L, "bytes_a_second", link.bytes_a_second);
   return 1;
 }
 
@@ -224,6 +279,8 @@ static int scopes_on(lua_State *L) {
 
 int orr_lua_open_device(lua_State *L) {
   static const luaL_Reg functions[] = {{"devices", devices},
+                                       {"visible", visible},
+                                       {"link", link_between},
                                        {"synchronize", synchronize},
                                        {"memory", memory},
                                        {"reset_peak", reset_peak},

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "lua_compat.h"
+#include "orrery_int.h"
 
 #define PLAN "orrery.plan"
 #define PLACES "orrery.plan.places"
@@ -391,7 +392,8 @@ static int plan_resolve(lua_State *L) {
   const orr_plan *plan = check_plan(L);
   luaL_checktype(L, 2, LUA_TTABLE);
   lua_settop(L, 2);
-  orr_plan_env env = {.n_cpu = env_count(L, "cpu"), .n_cuda = env_count(L, "cuda")};
+  orr_plan_env env = {
+      .n_cpu = env_count(L, "cpu"), .n_cuda = env_count(L, "cuda"), .find = orr_cuda_find};
   lua_getfield(L, 2, "cpu_why");
   lua_getfield(L, 2, "cuda_why");
   env.cpu_why = lua_tostring(L, 3);

@@ -1,8 +1,8 @@
 /* machine.h: what the files of layer 1 share: queues, their workers, and the engines.
  *
  * Invariant: the controller alone pushes, one thread alone runs a queue's items (its device's
- * worker, or the controller in the inline and shuffle engines), and `pushed` and `done` are all
- * they exchange. Items are numbered from 1; event `seq` is complete when done >= seq.
+ * worker, or the controller in the inline and shuffle engines), and `pushed`, `ran` and `done`
+ * are all they exchange. Items are numbered from 1; event `seq` is complete when done >= seq.
  *
  * Sleeping. A sleeper writes down what it waits for, raises its bit in `asleep`, looks once
  * more at everything it waits for, and sleeps. Whoever changes something changes it first and
@@ -18,7 +18,9 @@
 
 #include "orrery_int.h"
 
-#define ORR_MAX_CPU_DEVICES 64 /* bits of `asleep` */
+#define ORR_MAX_WORKERS 64 /* bits of `asleep` */
+#define ORR_MAX_CPU_DEVICES ORR_MAX_WORKERS
+#define ORR_MAX_CUDA_DEVICES 16
 #define ORR_CHUNK_ITEMS 256
 #define ORR_CACHE_LINE 64
 
@@ -67,8 +69,8 @@ typedef struct orr_queue {
   _Atomic(orr_chunk *) spare; /* an empty chunk on its way back to the controller */
   /* the runner's side */
   _Alignas(ORR_CACHE_LINE) atomic_ullong done; /* items complete */
-  atomic_ullong ran;  /* asynchronous: items issued; else not used, `done` tells */
-  uint64_t marked;    /* asynchronous: the last item of which completion will be told */
+  atomic_ullong ran; /* asynchronous: items issued; else not used, `done` tells */
+  uint64_t marked;   /* asynchronous: the last item of which completion will be told */
   orr_chunk *head;
   int deps_met;   /* of the head item */
   bool head_used; /* every item of the head chunk has run */
@@ -76,19 +78,21 @@ typedef struct orr_queue {
 
 extern struct orr_engine {
   orr_engine_kind kind;
-  int n_devices, n_queues, n_started;
+  int n_devices, n_queues, n_started; /* n_devices: CPUs, which compete for the cores */
   /* inline, shuffle */
   bool running;    /* an item is being run */
   int64_t pending; /* items not run */
   uint64_t random;
-  orr_queue *queue[2 * ORR_MAX_CPU_DEVICES];
+  orr_queue *queue[2 * ORR_MAX_WORKERS];
 } orr_engine;
 
 /* queue.c */
 orr_status orr_queue_new(orr_device *d, const char *label, orr_worker *worker, orr_queue **out);
 void orr_queue_free(orr_queue *take_q);
-bool orr_queue_step(orr_queue *q); /* runner: runs the head item if it can start */
-bool orr_queue_is_empty(const orr_queue *q);
+bool orr_queue_step(orr_queue *q);       /* runner: runs the head item if it can start */
+bool orr_queue_is_empty(orr_queue *q);   /* nothing left to run (asynchronous: to issue) */
+bool orr_queue_is_pending(orr_queue *q); /* asynchronous: issued work is not complete */
+bool orr_queue_poll(orr_queue *q); /* runner: asks the device how far it is; true: further */
 /* Runner; q not empty: the event its head waits for; false where that is its ready(). */
 bool orr_queue_blocker(orr_queue *q, orr_event *out);
 

@@ -6,6 +6,7 @@
 #ifndef ORR_OP_H
 #define ORR_OP_H
 
+#include "kernel_table.h"
 #include "orrery_int.h"
 
 extern const orr_op *const orr_ops_unary[];

@@ -7,9 +7,7 @@
  * To add an input: its letters in `dims` of both ops, and a view in kernels/attention.h.
  */
 #include <math.h>
-#include <stdlib.h>
 
-#include "../kernels/attention.h"
 #include "op.h"
 #include "op_reduce.h"
 
@@ -17,18 +15,6 @@
 static double scale_of(const orr_args *args, int64_t d) {
   if (args->f[0] != 0) return args->f[0];
   return d > 0 ? 1 / sqrt((double)d) : 1;
-}
-
-static orr_status run_with_room(orr_k_attention_args *a, bool backward) {
-  a->threads = orr_k_attention_threads(a->q);
-  size_t bytes = orr_k_attention_room(a, backward);
-  a->room = aligned_alloc(64, bytes + 64);
-  if (!a->room)
-    return orr_fail(ORR_EMEM, "out of host memory: attention needs %zu bytes of room", bytes);
-  if (backward) orr_k_attention_back(a);
-  else orr_k_attention(a);
-  free(a->room);
-  return ORR_OK;
 }
 
 static orr_status infer_attention(orr_call *c) {
@@ -51,7 +37,7 @@ static orr_status run_attention(const orr_work *w, int shard) {
                             .lse = orr_work_out(w, shard, 1),
                             .causal = w->args.i[0] != 0};
   a.scale = scale_of(&w->args, a.q->shape[3]);
-  return run_with_room(&a, false);
+  return w->k->attention(&a);
 }
 
 /* in: q, k, v, o, lse, the gradient of o. */
@@ -72,7 +58,7 @@ static orr_status run_back(const orr_work *w, int shard) {
                             .gv = orr_work_out(w, shard, 2),
                             .causal = w->args.i[0] != 0};
   a.scale = scale_of(&w->args, a.q->shape[3]);
-  return run_with_room(&a, true);
+  return w->k->attention_back(&a);
 }
 
 static const orr_op attention_grad = {.name = "scaled_dot_product_attention_grad",

@@ -110,10 +110,10 @@ static orr_status run_stats(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0);
   orr_view mean = row_of(orr_work_out(w, shard, 0)), sumsq = row_of(orr_work_out(w, shard, 1));
   int64_t count = local_count(x);
-  orr_k_bn_sum(x, &mean);
-  orr_k_binary_scalar(ORR_BIN_mul, &mean, count ? 1 / (double)count : 0, false, &mean);
-  orr_k_bn_centered_sumsq(x, &mean, &sumsq);
-  orr_k_fill(orr_work_out(w, shard, 2), (double)count);
+  w->k->bn_sum(x, &mean);
+  w->k->binary_scalar(ORR_BIN_mul, &mean, count ? 1 / (double)count : 0, false, &mean);
+  w->k->bn_centered_sumsq(x, &mean, &sumsq);
+  w->k->fill(orr_work_out(w, shard, 2), (double)count);
   return ORR_OK;
 }
 
@@ -136,7 +136,7 @@ static orr_status infer_sum(orr_call *c) {
 
 static orr_status run_sum(const orr_work *w, int shard) {
   orr_view sum = row_of(orr_work_out(w, shard, 0));
-  orr_k_bn_sum(orr_work_in(w, shard, 0), &sum);
+  w->k->bn_sum(orr_work_in(w, shard, 0), &sum);
   return ORR_OK;
 }
 
@@ -152,7 +152,7 @@ const orr_op orr_op_bn_sum = {.name = "bn_sum",
 
 static orr_status run_sumsq(const orr_work *w, int shard) {
   orr_view mean = row_of(orr_work_in(w, shard, 1)), sumsq = row_of(orr_work_out(w, shard, 0));
-  orr_k_bn_centered_sumsq(orr_work_in(w, shard, 0), &mean, &sumsq);
+  w->k->bn_centered_sumsq(orr_work_in(w, shard, 0), &mean, &sumsq);
   return ORR_OK;
 }
 
@@ -183,12 +183,7 @@ static void label_rstd(orr_call *c) {
 
 static orr_status run_rstd(const orr_work *w, int shard) {
   orr_view sumsq = row_of(orr_work_in(w, shard, 0)), rstd = row_of(orr_work_out(w, shard, 0));
-  const orr_view *counts = given(w, shard, 1);
-  double count = counts ? orr_k_get(counts, 0) : w->args.f[COUNT];
-  for (int64_t k = 0; k < sumsq.shape[0]; k++) {
-    double var = count > 0 ? orr_k_get(&sumsq, k * sumsq.stride[0]) / count : 0;
-    orr_k_set(&rstd, k * rstd.stride[0], 1 / sqrt(var + w->args.f[1]));
-  }
+  w->k->bn_rstd(&sumsq, given(w, shard, 1), w->args.f[COUNT], w->args.f[1], &rstd);
   return ORR_OK;
 }
 
@@ -203,8 +198,7 @@ const orr_op orr_op_bn_rstd = {.name = "bn_rstd",
                                .run = run_rstd};
 
 /* ---- bn_running_: running mean and variance (C) move towards those of all rows together.
- * in: both, then mean, sum of squares, counts (D) or absent; args.f[1]: momentum. Rows merge by
- * Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983. ---- */
+ * in: both, then mean, sum of squares, counts (D) or absent; args.f[1]: momentum. ---- */
 
 static orr_status infer_running(orr_call *c) {
   for (int k = 0; k < 2; k++) {
@@ -231,29 +225,10 @@ static int rule_running(const orr_call *c, int axis, orr_row *rows, int max, boo
   return 1;
 }
 
-static void towards(orr_view *running, int64_t k, double momentum, double value) {
-  int64_t at = k * running->stride[0];
-  orr_k_set(running, at, (1 - momentum) * orr_k_get(running, at) + momentum * value);
-}
-
 static orr_status run_running(const orr_work *w, int shard) {
-  orr_view *running_mean = orr_work_in(w, shard, 0), *running_var = orr_work_in(w, shard, 1);
-  const orr_view *mean = orr_work_in(w, shard, 2), *sumsq = orr_work_in(w, shard, 3),
-                 *counts = given(w, shard, 4);
-  for (int64_t k = 0; k < running_mean->shape[0]; k++) {
-    double n = 0, middle = 0, squares = 0;
-    for (int64_t d = 0; d < mean->shape[0]; d++) {
-      double more = counts ? orr_k_get(counts, d * counts->stride[0]) : w->args.f[COUNT];
-      if (more == 0) continue;
-      double delta = orr_k_get(mean, d * mean->stride[0] + k * mean->stride[1]) - middle;
-      squares += orr_k_get(sumsq, d * sumsq->stride[0] + k * sumsq->stride[1]) +
-                 delta * delta * n * more / (n + more);
-      n += more;
-      middle += delta * more / n;
-    }
-    towards(running_mean, k, w->args.f[1], middle);
-    towards(running_var, k, w->args.f[1], squares / (n - 1));
-  }
+  w->k->bn_running(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), orr_work_in(w, shard, 2),
+                   orr_work_in(w, shard, 3), given(w, shard, 4), w->args.f[COUNT],
+                   w->args.f[1]);
   return ORR_OK;
 }
 
@@ -279,7 +254,7 @@ static orr_status infer_apply(orr_call *c) {
 
 static orr_status run_apply(const orr_work *w, int shard) {
   orr_view mean = row_of(orr_work_in(w, shard, 3)), rstd = row_of(orr_work_in(w, shard, 4));
-  orr_k_bn_apply(orr_work_in(w, shard, 0), &mean, &rstd, given(w, shard, 1), given(w, shard, 2),
+  w->k->bn_apply(orr_work_in(w, shard, 0), &mean, &rstd, given(w, shard, 1), given(w, shard, 2),
                  orr_work_out(w, shard, 0));
   return ORR_OK;
 }
@@ -303,7 +278,7 @@ static orr_status run_grad_sums(const orr_work *w, int shard) {
   const orr_view *sums = orr_work_out(w, shard, 0);
   orr_view mean = row_of(orr_work_in(w, shard, 1)), rstd = row_of(orr_work_in(w, shard, 2));
   orr_view sum_g = sum_row(sums, 0), sum_gxhat = sum_row(sums, 1);
-  orr_k_bn_grad_sums(orr_work_in(w, shard, 0), &mean, &rstd, orr_work_in(w, shard, 3), &sum_g,
+  w->k->bn_grad_sums(orr_work_in(w, shard, 0), &mean, &rstd, orr_work_in(w, shard, 3), &sum_g,
                      &sum_gxhat);
   return ORR_OK;
 }
@@ -328,7 +303,7 @@ static orr_status run_grad_apply(const orr_work *w, int shard) {
     sum_gxhat = sum_row(sums, 1);
   }
   double count = w->args.i[D] > 1 ? (double)local_count(x) : w->args.f[COUNT];
-  orr_k_bn_grad_apply(x, &mean, &rstd, given(w, shard, 4), orr_work_in(w, shard, 3),
+  w->k->bn_grad_apply(x, &mean, &rstd, given(w, shard, 4), orr_work_in(w, shard, 3),
                       sums ? &sum_g : NULL, sums ? &sum_gxhat : NULL, count,
                       orr_work_out(w, shard, 0));
   return ORR_OK;

@@ -38,7 +38,7 @@ static orr_status infer_binary(orr_call *c) {
 static orr_status run_binary(const orr_work *w, int shard) {
   orr_view room[2];
   orr_view *y = orr_work_out(w, shard, 0);
-  orr_k_binary(w->op->code, orr_expand_view(orr_work_in(w, shard, 0), y, &room[0]),
+  w->k->binary(w->op->code, orr_expand_view(orr_work_in(w, shard, 0), y, &room[0]),
                orr_expand_view(orr_work_in(w, shard, 1), y, &room[1]), y);
   return ORR_OK;
 }
@@ -48,7 +48,7 @@ static orr_status run_binary_grad(const orr_work *w, int shard) {
   orr_view room[2];
   orr_view *out = orr_work_out(w, shard, 0);
   const orr_view *g = orr_work_in(w, shard, 0);
-  orr_k_binary_grad((int)w->args.i[0], (int)w->args.i[1],
+  w->k->binary_grad((int)w->args.i[0], (int)w->args.i[1],
                     orr_expand_view(orr_work_in(w, shard, 1), g, &room[0]),
                     orr_expand_view(orr_work_in(w, shard, 2), g, &room[1]),
                     orr_work_has(w, shard, 3) ? orr_work_in(w, shard, 3) : NULL, g, out);
@@ -139,7 +139,7 @@ static orr_status infer_scalar(orr_call *c) {
 }
 
 static orr_status run_scalar(const orr_work *w, int shard) {
-  orr_k_binary_scalar(w->op->code, orr_work_in(w, shard, 0), w->args.f[0], w->args.i[0] != 0,
+  w->k->binary_scalar(w->op->code, orr_work_in(w, shard, 0), w->args.f[0], w->args.i[0] != 0,
                       orr_work_out(w, shard, 0));
   return ORR_OK;
 }

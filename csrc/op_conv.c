@@ -1,14 +1,10 @@
 /* op_conv.c: conv2d, its two gradients, and conv_transpose2d, which is one of them with a bias.
  *
- * Invariant: oneDNN where it takes the shard (f32, bf16), else the kernels of kernels/conv.h.
- * The results of both kinds are channels-last by their strides where oneDNN may run. A cut of
+ * Invariant: results are channels-last by their strides where oneDNN may run. A cut of
  * the channels between groups leaves whole groups on each device; any other cut of several
  * groups is gathered first. All gradients have gradients, being each other.
  * To add an option: its word in `geometry`.
  */
-#include "../kernels/conv.h"
-#include "../kernels/elementwise.h"
-#include "cpu_onednn.h"
 #include "op.h"
 
 enum { LABEL_N = 1, LABEL_O = 2, LABEL_C = 3 };
@@ -17,7 +13,7 @@ enum { LABEL_N = 1, LABEL_O = 2, LABEL_C = 3 };
  * restores. */
 typedef struct geometry {
   orr_window window;
-  orr_onednn_conv dnn;
+  int64_t groups;
 } geometry;
 
 enum { GROUPS = 6, SIZES = 7 };
@@ -28,17 +24,13 @@ static geometry geometry_of(const orr_args *args, const orr_view *x, const orr_v
   geometry g;
   for (int k = 0; k < 2; k++) {
     g.window.kernel[k] = kernel[k];
-    g.window.stride[k] = g.dnn.stride[k] = args->i[k];
-    g.window.padding[k] = g.dnn.padding[k] = args->i[2 + k];
-    g.window.dilation[k] = g.dnn.dilation[k] = args->i[4 + k];
+    g.window.stride[k] = args->i[k];
+    g.window.padding[k] = args->i[2 + k];
+    g.window.dilation[k] = args->i[4 + k];
   }
   bool several = args->i[GROUPS] > 1 && w->shape[1] > 0 && x->shape[1] > 0;
-  g.dnn.groups = several ? x->shape[1] / w->shape[1] : 1;
+  g.groups = several ? x->shape[1] / w->shape[1] : 1;
   return g;
-}
-
-static bool for_onednn(const orr_view *x) {
-  return x->dtype == ORR_F32 || x->dtype == ORR_BF16;
 }
 
 static int64_t out_size(const orr_args *args, int k, int64_t in, int64_t kernel) {
@@ -194,10 +186,7 @@ static orr_status run_conv(const orr_work *work, int shard) {
   const orr_view *y = orr_work_out(work, shard, 0);
   geometry g = geometry_of(&work->args, x, w);
   if (is_empty(y)) return ORR_OK;
-  if (for_onednn(x) && orr_onednn_supports_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR))
-    return orr_onednn_conv_forward(&g.dnn, x, w, b, y, ORR_ONEDNN_LINEAR);
-  orr_k_conv2d(x, w, b, &g.window, g.dnn.groups, y);
-  return ORR_OK;
+  return work->k->conv2d(x, w, b, &g.window, g.groups, y);
 }
 
 static const orr_op conv2d, conv2d_grad_x, conv2d_grad_w, conv2d_grad_wb;
@@ -269,10 +258,7 @@ static orr_status run_grad_x(const orr_work *work, int shard) {
   const orr_view *gx = orr_work_out(work, shard, 0);
   geometry g = geometry_of(&work->args, gx, w);
   if (is_empty(gx)) return ORR_OK;
-  if (for_onednn(gy) && orr_onednn_supports_conv_backward_data(&g.dnn, gy, w, gx))
-    return orr_onednn_conv_backward_data(&g.dnn, gy, w, gx);
-  orr_k_conv2d_back_data(gy, w, &g.window, g.dnn.groups, gx);
-  return ORR_OK;
+  return work->k->conv2d_back_data(gy, w, &g.window, g.groups, gx);
 }
 
 static orr_status grad_grad_x(orr_grad *g) {
@@ -323,11 +309,7 @@ static orr_status run_grad_w(const orr_work *work, int shard) {
   const orr_view *gw = orr_work_out(work, shard, 0);
   const orr_view *gb = work->op->code == GRAD_WB ? orr_work_out(work, shard, 1) : NULL;
   geometry g = geometry_of(&work->args, x, gw);
-  if (for_onednn(x) && orr_onednn_supports_conv_backward_weights(&g.dnn, x, gy, gw, gb))
-    return orr_onednn_conv_backward_weights(&g.dnn, x, gy, gw, gb);
-  orr_k_conv2d_back_weight(x, gy, &g.window, g.dnn.groups, gw);
-  if (gb) orr_k_conv2d_back_bias(gy, gb);
-  return ORR_OK;
+  return work->k->conv2d_back_weight(x, gy, &g.window, g.groups, gw, gb);
 }
 
 static orr_status grad_grad_w(orr_grad *g) {

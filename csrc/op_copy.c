@@ -11,7 +11,7 @@
 #include "op_view.h"
 
 static orr_status run_copy(const orr_work *w, int shard) {
-  orr_k_copy(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
+  w->k->copy(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
@@ -139,7 +139,7 @@ static orr_status infer_copy_(orr_call *c) {
 static orr_status run_copy_(const orr_work *w, int shard) {
   orr_view room;
   orr_view *y = orr_work_out(w, shard, 0);
-  orr_k_copy(orr_expand_view(orr_work_in(w, shard, 1), y, &room), y);
+  w->k->copy(orr_expand_view(orr_work_in(w, shard, 1), y, &room), y);
   return ORR_OK;
 }
 
@@ -160,7 +160,7 @@ const orr_op orr_op_copy_ = {.name = "copy_",
                              .grad = grad_copy_};
 
 static orr_status run_fill_(const orr_work *w, int shard) {
-  orr_k_fill(orr_work_out(w, shard, 0), w->args.f[0]);
+  w->k->fill(orr_work_out(w, shard, 0), w->args.f[0]);
   return ORR_OK;
 }
 
@@ -210,7 +210,7 @@ static orr_status infer_where(orr_call *c) {
 static orr_status run_where(const orr_work *w, int shard) {
   orr_view room[3];
   orr_view *y = orr_work_out(w, shard, 0);
-  orr_k_where(orr_expand_view(orr_work_in(w, shard, 0), y, &room[0]),
+  w->k->where(orr_expand_view(orr_work_in(w, shard, 0), y, &room[0]),
               orr_expand_view(orr_work_in(w, shard, 1), y, &room[1]),
               orr_expand_view(orr_work_in(w, shard, 2), y, &room[2]), y);
   return ORR_OK;
@@ -242,7 +242,7 @@ static orr_status infer_clamp(orr_call *c) {
 }
 
 static orr_status run_clamp(const orr_work *w, int shard) {
-  orr_k_clamp(orr_work_in(w, shard, 0), w->args.f[0], w->args.f[1], orr_work_out(w, shard, 0));
+  w->k->clamp(orr_work_in(w, shard, 0), w->args.f[0], w->args.f[1], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 

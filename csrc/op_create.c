@@ -8,7 +8,7 @@
 #include "op.h"
 
 static orr_status run_full(const orr_work *w, int shard) {
-  orr_k_fill(orr_work_out(w, shard, 0), w->args.f[0]);
+  w->k->fill(orr_work_out(w, shard, 0), w->args.f[0]);
   return ORR_OK;
 }
 
@@ -16,7 +16,7 @@ static orr_status run_full(const orr_work *w, int shard) {
 const orr_op orr_op_full = {.name = "full", .n_out = 1, .run = run_full};
 
 static orr_status run_arange(const orr_work *w, int shard) {
-  orr_k_arange(orr_work_out(w, shard, 0), w->args.f[0], w->args.f[1], w->origin[shard][0]);
+  w->k->arange(orr_work_out(w, shard, 0), w->args.f[0], w->args.f[1], w->origin[shard][0]);
   return ORR_OK;
 }
 
@@ -25,7 +25,7 @@ const orr_op orr_op_arange = {
     .name = "arange", .flags = ORR_OP_ORIGIN, .n_out = 1, .run = run_arange};
 
 static orr_status run_eye(const orr_work *w, int shard) {
-  orr_k_eye(orr_work_out(w, shard, 0), w->origin[shard][0], w->origin[shard][1]);
+  w->k->eye(orr_work_out(w, shard, 0), w->origin[shard][0], w->origin[shard][1]);
   return ORR_OK;
 }
 
@@ -39,7 +39,7 @@ static orr_status infer_triangle(orr_call *c) {
 
 static orr_status run_triangle(const orr_work *w, int shard) {
   int n = w->global.ndim;
-  (w->op->code ? orr_k_triu : orr_k_tril)(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0),
+  (w->op->code ? w->k->triu : w->k->tril)(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0),
                                           w->args.i[0], w->origin[shard][n - 2],
                                           w->origin[shard][n - 1]);
   return ORR_OK;

@@ -105,7 +105,7 @@ static orr_status run_index_select(const orr_work *w, int shard) {
   int d = (int)w->args.i[0];
   orr_fault fault = {0};
   const orr_view *x = orr_work_in(w, shard, 0);
-  orr_k_index_select(x, d, orr_work_in(w, shard, 1), orr_work_out(w, shard, 0), &fault);
+  w->k->index_select(x, d, orr_work_in(w, shard, 1), orr_work_out(w, shard, 0), &fault);
   return finish(w, &fault, x->shape[d]);
 }
 
@@ -125,8 +125,8 @@ static void label_index_select_grad(orr_call *c) {
 
 static orr_status run_index_select_grad(const orr_work *w, int shard) {
   orr_view *gx = orr_work_out(w, shard, 0);
-  orr_k_fill(gx, 0);
-  orr_k_index_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0),
+  w->k->fill(gx, 0);
+  w->k->index_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0),
                   NULL);
   return ORR_OK;
 }
@@ -194,7 +194,7 @@ static void label_index_add(orr_call *c) {
 
 static orr_view *target_with_values(const orr_work *w, int shard) {
   orr_view *y = orr_work_out(w, shard, 0);
-  if (!w->in_place) orr_k_copy(orr_work_in(w, shard, 0), y);
+  if (!w->in_place) w->k->copy(orr_work_in(w, shard, 0), y);
   return y;
 }
 
@@ -202,7 +202,7 @@ static orr_status run_index_add(const orr_work *w, int shard) {
   int d = (int)w->args.i[0];
   orr_fault fault = {0};
   orr_view *y = target_with_values(w, shard);
-  orr_k_index_add(y, d, orr_work_in(w, shard, 1), orr_work_in(w, shard, 2), &fault);
+  w->k->index_add(y, d, orr_work_in(w, shard, 1), orr_work_in(w, shard, 2), &fault);
   return finish(w, &fault, y->shape[d]);
 }
 
@@ -269,7 +269,7 @@ static orr_status run_gather(const orr_work *w, int shard) {
   int d = (int)w->args.i[0];
   orr_fault fault = {0};
   const orr_view *x = orr_work_in(w, shard, 0);
-  orr_k_gather(x, d, orr_work_in(w, shard, 1), orr_work_out(w, shard, 0), &fault);
+  w->k->gather(x, d, orr_work_in(w, shard, 1), orr_work_out(w, shard, 0), &fault);
   return finish(w, &fault, x->shape[d]);
 }
 
@@ -285,8 +285,8 @@ static void label_gather_grad(orr_call *c) {
 
 static orr_status run_gather_grad(const orr_work *w, int shard) {
   orr_view *gx = orr_work_out(w, shard, 0);
-  orr_k_fill(gx, 0);
-  orr_k_scatter_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0),
+  w->k->fill(gx, 0);
+  w->k->scatter_add(gx, (int)w->args.i[0], orr_work_in(w, shard, 1), orr_work_in(w, shard, 0),
                     NULL);
   return ORR_OK;
 }
@@ -350,7 +350,7 @@ static orr_status run_scatter_add(const orr_work *w, int shard) {
   int d = (int)w->args.i[0];
   orr_fault fault = {0};
   orr_view *y = target_with_values(w, shard);
-  orr_k_scatter_add(y, d, orr_work_in(w, shard, 1), orr_work_in(w, shard, 2), &fault);
+  w->k->scatter_add(y, d, orr_work_in(w, shard, 1), orr_work_in(w, shard, 2), &fault);
   return finish(w, &fault, y->shape[d]);
 }
 
@@ -394,7 +394,7 @@ static void label_one_hot(orr_call *c) {
 
 static orr_status run_one_hot(const orr_work *w, int shard) {
   orr_fault fault = {0};
-  orr_k_one_hot(orr_work_in(w, shard, 0), 0, w->args.i[0], orr_work_out(w, shard, 0), &fault);
+  w->k->one_hot(orr_work_in(w, shard, 0), 0, w->args.i[0], orr_work_out(w, shard, 0), &fault);
   return finish(w, &fault, w->args.i[0]);
 }
 

@@ -62,7 +62,7 @@ static orr_status finish(const orr_work *w, const orr_fault *fault, const orr_vi
 static orr_status run_cross_entropy(const orr_work *w, int shard) {
   orr_fault fault = {0};
   const orr_view *x = orr_work_in(w, shard, 0);
-  orr_k_cross_entropy(x, orr_work_in(w, shard, 1), w->args.i[0], w->args.f[0],
+  w->k->cross_entropy(x, orr_work_in(w, shard, 1), w->args.i[0], w->args.f[0],
                       orr_work_out(w, shard, 0), orr_work_out(w, shard, 1), &fault);
   return finish(w, &fault, x);
 }
@@ -71,7 +71,7 @@ static orr_status run_cross_entropy(const orr_work *w, int shard) {
 static orr_status run_cross_entropy_grad(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0);
   int classes = x->ndim - 1;
-  orr_k_cross_entropy_back(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
+  w->k->cross_entropy_back(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
                            w->args.f[0], w->origin[shard][classes], w->global.shape[classes],
                            orr_work_in(w, shard, 3), orr_work_out(w, shard, 0));
   return ORR_OK;
@@ -139,7 +139,7 @@ static orr_status infer_pieces(orr_call *c) {
 }
 
 static orr_status run_class_max(const orr_work *w, int shard) {
-  orr_k_cross_entropy_max(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
+  w->k->cross_entropy_max(orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
@@ -157,7 +157,7 @@ static orr_status run_class_sums(const orr_work *w, int shard) {
   orr_fault fault = {0};
   int64_t classes = w->args.i[1];
   const orr_view *x = orr_work_in(w, shard, 0);
-  orr_k_cross_entropy_parts(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
+  w->k->cross_entropy_parts(x, orr_work_in(w, shard, 2), orr_work_in(w, shard, 1), w->args.i[0],
                             w->origin[shard][x->ndim - 1], classes, orr_work_out(w, shard, 0),
                             orr_work_out(w, shard, 1), orr_work_out(w, shard, 2), &fault);
   if (!fault.index) return ORR_OK;
@@ -176,7 +176,7 @@ static const orr_op class_sums = {.name = "cross_entropy_sums",
 
 static orr_status run_class_loss(const orr_work *w, int shard) {
   const orr_view *sum_x = orr_work_has(w, shard, 5) ? orr_work_in(w, shard, 5) : NULL;
-  orr_k_cross_entropy_finish(orr_work_in(w, shard, 2), orr_work_in(w, shard, 3),
+  w->k->cross_entropy_finish(orr_work_in(w, shard, 2), orr_work_in(w, shard, 3),
                              orr_work_in(w, shard, 4), sum_x, orr_work_in(w, shard, 1),
                              w->args.i[0], w->args.f[0], w->args.i[1],
                              orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
@@ -245,7 +245,7 @@ static orr_status split_cross_entropy(orr_tensor *x, orr_tensor *target, const o
 static orr_status run_nll(const orr_work *w, int shard) {
   orr_fault fault = {0};
   const orr_view *x = orr_work_in(w, shard, 0);
-  orr_k_nll_loss(x, orr_work_in(w, shard, 1), w->args.i[0], 0, x->shape[x->ndim - 1],
+  w->k->nll_loss(x, orr_work_in(w, shard, 1), w->args.i[0], 0, x->shape[x->ndim - 1],
                  orr_work_out(w, shard, 0), &fault);
   return finish(w, &fault, x);
 }
@@ -258,7 +258,7 @@ static orr_status infer_nll_grad(orr_call *c) {
 }
 
 static orr_status run_nll_grad(const orr_work *w, int shard) {
-  orr_k_nll_loss_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), w->args.i[0], 0,
+  w->k->nll_loss_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), w->args.i[0], 0,
                       w->args.i[1], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
@@ -305,8 +305,7 @@ static orr_status infer_count(orr_call *c) {
 static void label_count(orr_call *c) { label_row_dims(c->in[0]->meta.ndim, c->in_label[0]); }
 
 static orr_status run_count(const orr_work *w, int shard) {
-  int64_t n = orr_k_count_targets(orr_work_in(w, shard, 0), w->args.i[0]);
-  orr_k_fill(orr_work_out(w, shard, 0), (double)n);
+  w->k->count_targets(orr_work_in(w, shard, 0), w->args.i[0], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 

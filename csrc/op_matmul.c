@@ -4,29 +4,13 @@
  * sharded inner dimension leaves Partial(sum). Transposes are views: nothing is copied for one.
  * To add a product: bring it to `product` on views (.., M, K), (.., K, N), (.., M, N).
  */
-#include "../kernels/copy.h"
-#include "../kernels/elementwise.h"
-#include "../kernels/matmul.h"
-#include "cpu_onednn.h"
 #include "op.h"
 #include "op_view.h"
 
 /* Labels above those of the leading dimensions. */
 enum { LABEL_M = 7, LABEL_N = 8, LABEL_K = 9 };
 
-/* Multiplications, and rows of the result, below which the library's own kernel is the faster
- * one: 1.1 to 6 times up to 96 x 96 x 96, 2.7 to 4.5 times for one row (one core with
- * AVX-512). */
-static const int64_t few_products = 1 << 20, few_rows = 16;
-
 /* ---- products of views ---- */
-
-static void drop_dim(orr_view *v, int d) {
-  for (v->ndim--; d < v->ndim; d++) {
-    v->shape[d] = v->shape[d + 1];
-    v->stride[d] = v->stride[d + 1];
-  }
-}
 
 /* A new dim of size 1 before dim d. */
 static void add_dim(orr_view *v, int d) {
@@ -47,52 +31,6 @@ static void swap_last(orr_view *v) {
   v->stride[r + 1] = stride;
 }
 
-/* Whether dims d and d + 1 can be walked as one, and its stride. */
-static bool joins(const orr_view *v, int d, int64_t *stride) {
-  *stride = v->shape[d + 1] == 1 ? v->stride[d] : v->stride[d + 1];
-  return v->shape[d] == 1 || v->shape[d + 1] == 1 ||
-         v->stride[d] == v->shape[d + 1] * v->stride[d + 1];
-}
-
-static void join(orr_view *v, int d, int64_t stride) {
-  v->shape[d + 1] *= v->shape[d];
-  v->stride[d + 1] = stride;
-  drop_dim(v, d);
-}
-
-/* Leading dims over which b repeats become rows of a and c. All have one rank. */
-static void merge_rows(orr_view *a, orr_view *b, orr_view *c) {
-  while (c->ndim > 2) {
-    int d = c->ndim - 3;
-    int64_t a_stride, c_stride;
-    if ((b->stride[d] != 0 && b->shape[d] != 1) || !joins(a, d, &a_stride) ||
-        !joins(c, d, &c_stride))
-      return;
-    join(a, d, a_stride);
-    join(c, d, c_stride);
-    drop_dim(b, d);
-  }
-}
-
-static void kernel_product(const orr_view *a, const orr_view *b, orr_view *c, bool accumulate) {
-  if (c->ndim <= 3) {
-    orr_k_matmul(a, b, c, accumulate);
-    return;
-  }
-  for (int64_t i = 0; i < c->shape[0]; i++) {
-    orr_view part[3] = {orr_narrow_view(a, 0, i, 1), orr_narrow_view(b, 0, i, 1),
-                        orr_narrow_view(c, 0, i, 1)};
-    for (int k = 0; k < 3; k++) drop_dim(&part[k], 0);
-    kernel_product(&part[0], &part[1], &part[2], accumulate);
-  }
-}
-
-static void start_with_bias(const orr_view *bias, orr_view *c) {
-  orr_view room;
-  if (bias) orr_k_copy(orr_expand_view(bias, c, &room), c);
-  else orr_k_fill(c, 0);
-}
-
 /* v with the leading dims of c, repeated where it lacks them. */
 static orr_view with_batch(const orr_view *v, const orr_view *c) {
   orr_view to = *c, room;
@@ -102,24 +40,10 @@ static orr_view with_batch(const orr_view *v, const orr_view *c) {
 }
 
 /* c = a b + bias (N), or added to c. */
-static orr_status product(const orr_view *a_in, const orr_view *b_in, const orr_view *bias,
-                          const orr_view *c_in, bool accumulate) {
-  orr_view a = with_batch(a_in, c_in), b = with_batch(b_in, c_in), c = *c_in;
-  int64_t work = orr_numel(c.ndim, c.shape), k = a.shape[a.ndim - 1];
-  if (work == 0) return ORR_OK;
-  if (k == 0) {
-    if (!accumulate) start_with_bias(bias, &c);
-    return ORR_OK;
-  }
-  merge_rows(&a, &b, &c);
-  bool ours = work * k < few_products || c.shape[c.ndim - 2] < few_rows ||
-              (!bias && orr_k_matmul_excels(&a, &b, &c));
-  if (!ours && (c.dtype == ORR_F32 || c.dtype == ORR_BF16) &&
-      orr_onednn_supports_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR))
-    return orr_onednn_matmul(&a, &b, bias, &c, accumulate, ORR_ONEDNN_LINEAR);
-  if (bias) start_with_bias(bias, &c);
-  kernel_product(&a, &b, &c, accumulate || bias);
-  return ORR_OK;
+static orr_status product(const orr_work *w, const orr_view *a_in, const orr_view *b_in,
+                          const orr_view *bias, const orr_view *c, bool accumulate) {
+  orr_view a = with_batch(a_in, c), b = with_batch(b_in, c);
+  return w->k->product(&a, &b, bias, c, accumulate);
 }
 
 /* ---- matmul ---- */
@@ -187,7 +111,7 @@ static orr_status run_matmul(const orr_work *w, int shard) {
     add_dim(&a, 0);
     add_dim(&c, c.ndim - 1);
   }
-  return product(&a, &b, NULL, &c, false);
+  return product(w, &a, &b, NULL, &c, false);
 }
 
 /* t with a dim of size 1 at d, or (drop) without it. */
@@ -269,23 +193,24 @@ static void label_rows(orr_call *c) {
   }
 }
 
-static orr_status add_rows(orr_view a, orr_view b, const orr_view *c, bool accumulate) {
+static orr_status add_rows(const orr_work *w, orr_view a, orr_view b, const orr_view *c,
+                           bool accumulate) {
   while (a.ndim > 2) {
     int64_t a_stride, b_stride;
     int d = a.ndim - 3;
-    if (!joins(&a, d, &a_stride) || !joins(&b, d, &b_stride)) break;
-    join(&a, d, a_stride);
-    join(&b, d, b_stride);
+    if (!orr_view_joins(&a, d, &a_stride) || !orr_view_joins(&b, d, &b_stride)) break;
+    orr_view_join(&a, d, a_stride);
+    orr_view_join(&b, d, b_stride);
   }
   if (a.ndim == 2) {
     swap_last(&a);
-    return product(&a, &b, NULL, c, accumulate);
+    return product(w, &a, &b, NULL, c, accumulate);
   }
   for (int64_t i = 0; i < a.shape[0]; i++) {
     orr_view part_a = orr_narrow_view(&a, 0, i, 1), part_b = orr_narrow_view(&b, 0, i, 1);
-    drop_dim(&part_a, 0);
-    drop_dim(&part_b, 0);
-    ORR_TRY(add_rows(part_a, part_b, c, true));
+    orr_view_drop(&part_a, 0);
+    orr_view_drop(&part_b, 0);
+    ORR_TRY(add_rows(w, part_a, part_b, c, true));
   }
   return ORR_OK;
 }
@@ -297,8 +222,8 @@ static orr_status run_rows(const orr_work *w, int shard) {
     add_dim(&a, 0);
     add_dim(&b, 0);
   }
-  if (a.ndim > 2) orr_k_fill(c, 0);
-  return add_rows(a, b, c, a.ndim > 2);
+  if (a.ndim > 2) w->k->fill(c, 0);
+  return add_rows(w, a, b, c, a.ndim > 2);
 }
 
 static orr_status grad_rows(orr_grad *g) {
@@ -385,7 +310,7 @@ static orr_status run_linear(const orr_work *w, int shard) {
     add_dim(&y, 0);
   }
   swap_last(&weight);
-  return product(&x, &weight, biased ? orr_work_in(w, shard, 2) : NULL, &y, false);
+  return product(w, &x, &weight, biased ? orr_work_in(w, shard, 2) : NULL, &y, false);
 }
 
 static orr_status grad_linear(orr_grad *g) {

@@ -77,10 +77,10 @@ static orr_status run_sum_pow(const orr_work *w, int shard) {
   double p = w->args.f[0];
   const orr_view *x = orr_work_in(w, shard, 0);
   orr_view y = orr_keep_view(orr_work_out(w, shard, 0), mask, x->ndim);
-  if (p == 2) orr_k_reduce(ORR_REDUCE_SUMSQ, x, mask, &y);
-  else if (p == 1) orr_k_reduce(ORR_REDUCE_SUMABS, x, mask, &y);
-  else if (p == 0) orr_k_reduce(ORR_REDUCE_COUNT, x, mask, &y);
-  else orr_k_sum_pow(x, mask, p, &y);
+  if (p == 2) w->k->reduce(ORR_REDUCE_SUMSQ, x, mask, &y);
+  else if (p == 1) w->k->reduce(ORR_REDUCE_SUMABS, x, mask, &y);
+  else if (p == 0) w->k->reduce(ORR_REDUCE_COUNT, x, mask, &y);
+  else w->k->sum_pow(x, mask, p, &y);
   return ORR_OK;
 }
 
@@ -118,8 +118,8 @@ static const orr_op sum_pow = {.name = "sum_pow",
 static orr_status run_root(const orr_work *w, int shard) {
   const orr_view *s = orr_work_in(w, shard, 0);
   orr_view *y = orr_work_out(w, shard, 0);
-  if (w->args.f[0] == 2) orr_k_unary(ORR_UN_sqrt, s, y);
-  else orr_k_binary_scalar(ORR_BIN_pow, s, 1 / w->args.f[0], false, y);
+  if (w->args.f[0] == 2) w->k->unary(ORR_UN_sqrt, s, y);
+  else w->k->binary_scalar(ORR_BIN_pow, s, 1 / w->args.f[0], false, y);
   return ORR_OK;
 }
 

@@ -59,7 +59,7 @@ static int rule_embedding(const orr_call *c, int axis, orr_row *rows, int max, b
 static orr_status run_embedding(const orr_work *w, int shard) {
   orr_fault fault = {0};
   int64_t vocabulary = w->args.i[1];
-  orr_k_embedding(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), w->origin[shard][0],
+  w->k->embedding(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), w->origin[shard][0],
                   orr_work_out(w, shard, 0), &fault, vocabulary);
   if (!fault.index) return ORR_OK;
   return orr_index_fault(fault.value, fault.index, vocabulary, false, w->n_shards > 1);
@@ -92,8 +92,8 @@ static int rule_embedding_grad(const orr_call *c, int axis, orr_row *rows, int m
 
 static orr_status run_embedding_grad(const orr_work *w, int shard) {
   orr_view *gw = orr_work_out(w, shard, 0);
-  orr_k_fill(gw, 0);
-  orr_k_embedding_back(gw, orr_work_in(w, shard, 1), w->origin[shard][0],
+  w->k->fill(gw, 0);
+  w->k->embedding_back(gw, orr_work_in(w, shard, 1), w->origin[shard][0],
                        orr_work_in(w, shard, 0), w->args.i[1]);
   return ORR_OK;
 }
@@ -152,7 +152,7 @@ static orr_status infer_masked_fill(orr_call *c) {
 static orr_status run_masked_fill(const orr_work *w, int shard) {
   orr_view room;
   orr_view *y = orr_work_out(w, shard, 0);
-  orr_k_masked_fill(orr_work_in(w, shard, 0),
+  w->k->masked_fill(orr_work_in(w, shard, 0),
                     orr_expand_view(orr_work_in(w, shard, 1), y, &room), w->args.f[0], y);
   return ORR_OK;
 }
@@ -194,7 +194,7 @@ static void label_flip(orr_call *c) {
 }
 
 static orr_status run_flip(const orr_work *w, int shard) {
-  orr_k_flip(orr_work_in(w, shard, 0), flipped(&w->args), orr_work_out(w, shard, 0));
+  w->k->flip(orr_work_in(w, shard, 0), flipped(&w->args), orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
@@ -226,7 +226,7 @@ static void label_roll(orr_call *c) {
 }
 
 static orr_status run_roll(const orr_work *w, int shard) {
-  orr_k_roll(orr_work_in(w, shard, 0), (int)w->args.i[1], w->args.i[0],
+  w->k->roll(orr_work_in(w, shard, 0), (int)w->args.i[1], w->args.i[0],
              orr_work_out(w, shard, 0));
   return ORR_OK;
 }

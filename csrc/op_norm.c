@@ -68,14 +68,14 @@ static void label_forward(orr_call *c) {
 }
 
 static orr_status run_layer_norm(const orr_work *w, int shard) {
-  orr_k_layer_norm(orr_work_in(w, shard, 0), given(w, shard, 1), given(w, shard, 2),
+  w->k->layer_norm(orr_work_in(w, shard, 0), given(w, shard, 1), given(w, shard, 2),
                    w->args.f[0], orr_work_out(w, shard, 0), orr_work_out(w, shard, 1),
                    orr_work_out(w, shard, 2));
   return ORR_OK;
 }
 
 static orr_status run_rms_norm(const orr_work *w, int shard) {
-  orr_k_rms_norm(orr_work_in(w, shard, 0), given(w, shard, 1), w->args.f[0],
+  w->k->rms_norm(orr_work_in(w, shard, 0), given(w, shard, 1), w->args.f[0],
                  orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
   return ORR_OK;
 }
@@ -85,8 +85,8 @@ static orr_status run_grad_x(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0), *g = orr_work_in(w, shard, 1),
                  *rstd = orr_work_in(w, shard, 2), *mean = given(w, shard, 3),
                  *weight = given(w, shard, 4), *gx = orr_work_out(w, shard, 0);
-  if (mean) orr_k_layer_norm_back(x, mean, rstd, weight, g, gx);
-  else orr_k_rms_norm_back(x, rstd, weight, g, gx);
+  if (mean) w->k->layer_norm_back(x, mean, rstd, weight, g, gx);
+  else w->k->rms_norm_back(x, rstd, weight, g, gx);
   return ORR_OK;
 }
 
@@ -122,8 +122,8 @@ static orr_status run_grad_w(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0), *g = orr_work_in(w, shard, 1),
                  *rstd = orr_work_in(w, shard, 2), *mean = given(w, shard, 3),
                  *gw = orr_work_out(w, shard, 0);
-  if (mean) orr_k_layer_norm_back_w(x, mean, rstd, g, gw, orr_work_out(w, shard, 1));
-  else orr_k_rms_norm_back_w(x, rstd, g, gw);
+  if (mean) w->k->layer_norm_back_w(x, mean, rstd, g, gw, orr_work_out(w, shard, 1));
+  else w->k->rms_norm_back_w(x, rstd, g, gw);
   return ORR_OK;
 }
 
@@ -217,7 +217,7 @@ static void label_group(orr_call *c) {
 }
 
 static orr_status run_group(const orr_work *w, int shard) {
-  orr_k_group_norm(orr_work_in(w, shard, 0), w->args.i[0], given(w, shard, 1),
+  w->k->group_norm(orr_work_in(w, shard, 0), w->args.i[0], given(w, shard, 1),
                    given(w, shard, 2), w->args.f[0], orr_work_out(w, shard, 0),
                    orr_work_out(w, shard, 1), orr_work_out(w, shard, 2));
   return ORR_OK;
@@ -232,7 +232,7 @@ static orr_status infer_group_sums(orr_call *c) {
 }
 
 static orr_status run_group_sums(const orr_work *w, int shard) {
-  orr_k_group_norm_grad_sums(orr_work_in(w, shard, 0), w->args.i[0], orr_work_in(w, shard, 1),
+  w->k->group_norm_grad_sums(orr_work_in(w, shard, 0), w->args.i[0], orr_work_in(w, shard, 1),
                              orr_work_in(w, shard, 2), orr_work_in(w, shard, 3),
                              orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
   return ORR_OK;
@@ -247,7 +247,7 @@ static const orr_op group_norm_sums = {.name = "group_norm_sums",
                                        .run = run_group_sums};
 
 static orr_status run_group_grad_x(const orr_work *w, int shard) {
-  orr_k_group_norm_grad_apply(orr_work_in(w, shard, 0), w->args.i[0], orr_work_in(w, shard, 1),
+  w->k->group_norm_grad_apply(orr_work_in(w, shard, 0), w->args.i[0], orr_work_in(w, shard, 1),
                               orr_work_in(w, shard, 2), given(w, shard, 6),
                               orr_work_in(w, shard, 3), orr_work_in(w, shard, 4),
                               orr_work_in(w, shard, 5), orr_work_out(w, shard, 0));

@@ -89,7 +89,7 @@ static orr_status run_sgd(const orr_work *w, int shard) {
                .first = w->args.i[3] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
-  orr_k_sgd(&o, item, (int)w->args.i[0]);
+  w->k->sgd(&o, item, (int)w->args.i[0]);
   free(item);
   return ORR_OK;
 }
@@ -106,7 +106,7 @@ static orr_status run_adam(const orr_work *w, int shard) {
                 .decoupled = w->args.i[2] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
-  orr_k_adam(&o, item, (int)w->args.i[0]);
+  w->k->adam(&o, item, (int)w->args.i[0]);
   free(item);
   return ORR_OK;
 }
@@ -122,7 +122,7 @@ static orr_status run_rmsprop(const orr_work *w, int shard) {
                    .centered = w->args.i[2] != 0};
   orr_optim_item *item;
   ORR_TRY(items_of(w, shard, &item));
-  orr_k_rmsprop(&o, item, (int)w->args.i[0]);
+  w->k->rmsprop(&o, item, (int)w->args.i[0]);
   free(item);
   return ORR_OK;
 }
@@ -326,26 +326,21 @@ static int rule_number(const orr_call *c, int axis, orr_row *rows, int max, bool
 /* NaN wins. */
 static double larger(double a, double b) { return a != a || a > b ? a : b; }
 
-static double part_of_norm(const orr_view *x, double p) {
-  double value = 0;
-  orr_view y = {.data = &value, .dtype = ORR_F64, .ndim = x->ndim};
-  unsigned mask = (1u << x->ndim) - 1;
-  for (int d = 0; d < x->ndim; d++) y.shape[d] = 1;
-  if (p == 2) return orr_k_sumsq(x);
-  if (isinf(p)) orr_k_reduce(ORR_REDUCE_MAXABS, x, mask, &y);
-  else orr_k_sum_pow(x, mask, p, &y);
-  return value;
+/* The first n inputs, as a list. Owned. */
+static orr_status views_of(const orr_work *w, int shard, int n, const orr_view ***out) {
+  *out = malloc((size_t)n * sizeof **out + 1);
+  if (!*out) return orr_fail(ORR_EMEM, "out of host memory for a list of %d tensors", n);
+  for (int k = 0; k < n; k++) (*out)[k] = orr_work_in(w, shard, k);
+  return ORR_OK;
 }
 
 /* args.f[0]: p. */
 static orr_status run_number(const orr_work *w, int shard) {
-  double total = 0, p = w->args.f[0];
-  for (int k = 0; k < w->n_in; k++) {
-    const orr_view *x = orr_work_in(w, shard, k);
-    double part = w->op->code ? !orr_k_all_finite(x) : part_of_norm(x, p);
-    total = isinf(p) ? larger(total, part) : total + part;
-  }
-  orr_k_set(orr_work_out(w, shard, 0), 0, total);
+  const orr_view **xs;
+  ORR_TRY(views_of(w, shard, w->n_in, &xs));
+  if (w->op->code) w->k->list_bad(xs, w->n_in, orr_work_out(w, shard, 0));
+  else w->k->list_norm(xs, w->n_in, w->args.f[0], orr_work_out(w, shard, 0));
+  free(xs);
   return ORR_OK;
 }
 
@@ -452,8 +447,10 @@ static int rule_scale(const orr_call *c, int axis, orr_row *rows, int max, bool 
 
 static orr_status run_scale(const orr_work *w, int shard) {
   int n = w->n_in - (int)w->args.i[0];
-  double factor = n < w->n_in ? orr_k_get(orr_work_in(w, shard, n), 0) : w->args.f[0];
-  for (int k = 0; k < n; k++) orr_k_scale(orr_work_in(w, shard, k), factor);
+  const orr_view **xs;
+  ORR_TRY(views_of(w, shard, n, &xs));
+  w->k->list_scale(xs, n, n < w->n_in ? orr_work_in(w, shard, n) : NULL, w->args.f[0]);
+  free(xs);
   return ORR_OK;
 }
 

@@ -4,9 +4,6 @@
  * stride order of x. Max pooling remembers where each maximum stood, and its gradient is fused.
  * To add a pooling: its kernel in kernels/pool.h, its op and the op of its gradient here.
  */
-#include "../kernels/pool.h"
-
-#include "cpu_onednn.h"
 #include "op.h"
 
 /* args.i of both: the kernel, strides, paddings; then dilations (max), or whether padding
@@ -86,7 +83,7 @@ static orr_status infer_max(orr_call *c) {
 
 static orr_status run_max(const orr_work *w, int shard) {
   orr_window window = window_of(&w->args, true);
-  orr_k_max_pool2d(orr_work_in(w, shard, 0), &window, orr_work_out(w, shard, 0),
+  w->k->max_pool2d(orr_work_in(w, shard, 0), &window, orr_work_out(w, shard, 0),
                    orr_work_out(w, shard, 1));
   return ORR_OK;
 }
@@ -99,7 +96,7 @@ static orr_status infer_max_grad(orr_call *c) {
 
 static orr_status run_max_grad(const orr_work *w, int shard) {
   orr_window window = window_of(&w->args, true);
-  orr_k_max_pool2d_back(orr_work_in(w, shard, 1), orr_work_in(w, shard, 0), &window,
+  w->k->max_pool2d_back(orr_work_in(w, shard, 1), orr_work_in(w, shard, 0), &window,
                         orr_work_out(w, shard, 0));
   return ORR_OK;
 }
@@ -145,24 +142,7 @@ static const orr_op max_pool2d = {.name = "max_pool2d",
                                   .n_out = 1,
                                   .compose = compose_max};
 
-/* ---- average: by oneDNN where it may be, 2 to 4 times as fast on channels-last f32; for the
- * maximum the library's kernel is as fast as oneDNN or faster ---- */
-
-static orr_onednn_pool mean_of(const orr_args *args) {
-  orr_onednn_pool g = {.kind = args->i[INCLUDE_PAD] ? ORR_ONEDNN_POOL_MEAN_PADDED
-                                                    : ORR_ONEDNN_POOL_MEAN};
-  for (int k = 0; k < 2; k++) {
-    g.kernel[k] = args->i[k];
-    g.stride[k] = args->i[2 + k];
-    g.padding[k] = args->i[4 + k];
-    g.dilation[k] = 1;
-  }
-  return g;
-}
-
-static bool for_onednn(const orr_view *x) {
-  return x->dtype == ORR_F32 || x->dtype == ORR_BF16;
-}
+/* ---- average ---- */
 
 static orr_status infer_avg(orr_call *c) {
   ORR_TRY(pooled(c, false));
@@ -172,24 +152,16 @@ static orr_status infer_avg(orr_call *c) {
 
 static orr_status run_avg(const orr_work *w, int shard) {
   orr_window window = window_of(&w->args, false);
-  orr_onednn_pool g = mean_of(&w->args);
   const orr_view *x = orr_work_in(w, shard, 0), *y = orr_work_out(w, shard, 0);
-  if (for_onednn(x) && orr_onednn_supports_pool(&g, x, y))
-    return orr_onednn_pool_forward(&g, x, y, NULL);
-  orr_k_avg_pool2d(x, &window, w->args.i[INCLUDE_PAD] != 0, y);
-  return ORR_OK;
+  return w->k->avg_pool2d(x, &window, w->args.i[INCLUDE_PAD] != 0, y);
 }
 
 static orr_status infer_avg_grad(orr_call *c) { return infer_restored(c, AVG_SIZES); }
 
 static orr_status run_avg_grad(const orr_work *w, int shard) {
   orr_window window = window_of(&w->args, false);
-  orr_onednn_pool g = mean_of(&w->args);
   const orr_view *gy = orr_work_in(w, shard, 0), *gx = orr_work_out(w, shard, 0);
-  if (for_onednn(gy) && orr_onednn_supports_pool_backward(&g, gy, gx))
-    return orr_onednn_pool_backward(&g, gy, gx, NULL);
-  orr_k_avg_pool2d_back(gy, &window, w->args.i[INCLUDE_PAD] != 0, gx);
-  return ORR_OK;
+  return w->k->avg_pool2d_back(gy, &window, w->args.i[INCLUDE_PAD] != 0, gx);
 }
 
 static const orr_op avg_pool2d;

@@ -30,10 +30,10 @@ static orr_status run_draw(const orr_work *w, int shard) {
   orr_view *y = orr_work_out(w, shard, 0);
   const double *f = w->args.f;
   switch (w->op->code) {
-    case 0: orr_k_uniform(&key, &global, f[0], f[1], y); break;
-    case 1: orr_k_normal(&key, &global, f[0], f[1], y); break;
-    case 2: orr_k_randint(&key, &global, w->args.i[4], w->args.i[5], y); break;
-    default: orr_k_bernoulli(&key, &global, f[0], y);
+    case 0: w->k->uniform(&key, &global, f[0], f[1], y); break;
+    case 1: w->k->normal(&key, &global, f[0], f[1], y); break;
+    case 2: w->k->randint(&key, &global, w->args.i[4], w->args.i[5], y); break;
+    default: w->k->bernoulli(&key, &global, f[0], y);
   }
   return ORR_OK;
 }
@@ -76,7 +76,7 @@ static orr_status run_dropout(const orr_work *w, int shard) {
   orr_random_key key = orr_random_key_of(&w->args);
   orr_global global = global_of(w, shard);
   move_to_batch(&w->args, &global);
-  orr_k_dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0),
+  w->k->dropout(&key, &global, w->args.f[0], orr_work_in(w, shard, 0),
                 orr_work_out(w, shard, 0), NULL);
   return ORR_OK;
 }

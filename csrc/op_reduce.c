@@ -137,7 +137,7 @@ static orr_status run_reduce(const orr_work *w, int shard) {
   unsigned mask = (unsigned)w->args.i[0];
   const orr_view *x = orr_work_in(w, shard, 0);
   orr_view y = orr_keep_view(orr_work_out(w, shard, 0), mask, x->ndim);
-  orr_k_reduce((orr_reduce_kind)w->op->code, x, mask, &y);
+  w->k->reduce((orr_reduce_kind)w->op->code, x, mask, &y);
   return ORR_OK;
 }
 

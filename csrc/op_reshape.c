@@ -212,8 +212,8 @@ static void label_narrow_grad(orr_call *c) {
 static orr_status run_narrow_grad(const orr_work *w, int shard) {
   orr_view *y = orr_work_out(w, shard, 0);
   orr_view part = orr_narrow_view(y, (int)w->args.i[0], w->args.i[1] - 1, w->args.i[2]);
-  orr_k_fill(y, 0);
-  orr_k_copy(orr_work_in(w, shard, 0), &part);
+  w->k->fill(y, 0);
+  w->k->copy(orr_work_in(w, shard, 0), &part);
   return ORR_OK;
 }
 
@@ -268,7 +268,7 @@ static orr_status run_cat(const orr_work *w, int shard) {
   for (int k = 0; k < w->n_in; k++) {
     const orr_view *x = orr_work_in(w, shard, k);
     orr_view part = orr_narrow_view(orr_work_out(w, shard, 0), d, at, x->shape[d]);
-    orr_k_copy(x, &part);
+    w->k->copy(x, &part);
     at += x->shape[d];
   }
   return ORR_OK;

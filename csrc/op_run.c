@@ -32,6 +32,7 @@ static void fill_shard(const orr_call *c, orr_work *w, int shard) {
 static void fill_header(const orr_call *c, orr_work *w) {
   const orr_tensor *t = c->n_out ? c->out[0] : c->in[0];
   w->op = c->op;
+  w->k = orr_device_at(t->layout->mesh->device[0])->backend->kernels;
   if (c->has_args) w->args = c->args;
   w->n_in = c->n_in;
   w->n_out = c->n_out;
@@ -56,13 +57,21 @@ static void fill_origin(const orr_call *c, orr_work *w) {
   }
 }
 
+/* On an asynchronous device the time of an op is known when its stream is waited for: while it
+ * is measured nothing overlaps. */
+static orr_status run_to_end(const orr_device *d, const orr_work *w, int shard) {
+  orr_status status = d->backend->run(w, shard);
+  if (status || !orr_backend_is_async(d->backend)) return status;
+  return d->backend->finish(d->compute);
+}
+
 static orr_status run_timed(const orr_work *w, int shard) {
   const orr_device *d = orr_device_at(w->mesh->device[shard]);
   bool profiling = orr_profiling(), timeline = orr_timeline_on();
   if (!profiling && !timeline) return d->backend->run(w, shard);
   orr_timeline_event e = {
       .name = w->op->name, .device = d, .mark = w->mark, .start = orr_seconds()};
-  orr_status status = d->backend->run(w, shard);
+  orr_status status = run_to_end(d, w, shard);
   e.end = orr_seconds();
   if (profiling) orr_profile_add(w, shard, e.end - e.start);
   if (timeline) orr_timeline_add(&e);

@@ -14,7 +14,7 @@ static orr_status infer_scan(orr_call *c) {
 
 /* code 1: from the end. */
 static orr_status run_cumsum(const orr_work *w, int shard) {
-  orr_k_cumsum(orr_work_in(w, shard, 0), (int)w->args.i[0], w->op->code != 0,
+  w->k->cumsum(orr_work_in(w, shard, 0), (int)w->args.i[0], w->op->code != 0,
                orr_work_out(w, shard, 0));
   return ORR_OK;
 }
@@ -46,13 +46,13 @@ static orr_status grad_cumsum(orr_grad *g) {
 }
 
 static orr_status run_cumprod(const orr_work *w, int shard) {
-  orr_k_cumprod(orr_work_in(w, shard, 0), (int)w->args.i[0], orr_work_out(w, shard, 0));
+  w->k->cumprod(orr_work_in(w, shard, 0), (int)w->args.i[0], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
 /* in: x, y, g. */
 static orr_status run_cumprod_grad(const orr_work *w, int shard) {
-  orr_k_cumprod_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1),
+  w->k->cumprod_back(orr_work_in(w, shard, 0), orr_work_in(w, shard, 1),
                      orr_work_in(w, shard, 2), (int)w->args.i[0], orr_work_out(w, shard, 0));
   return ORR_OK;
 }

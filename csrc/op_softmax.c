@@ -15,14 +15,14 @@ static orr_status infer_softmax(orr_call *c) {
 
 /* code 1: the logarithm. */
 static orr_status run_softmax(const orr_work *w, int shard) {
-  (w->op->code ? orr_k_log_softmax : orr_k_softmax)(orr_work_in(w, shard, 0), (int)w->args.i[0],
+  (w->op->code ? w->k->log_softmax : w->k->softmax)(orr_work_in(w, shard, 0), (int)w->args.i[0],
                                                     orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
 /* in: y, g. */
 static orr_status run_softmax_grad(const orr_work *w, int shard) {
-  (w->op->code ? orr_k_log_softmax_back : orr_k_softmax_back)(
+  (w->op->code ? w->k->log_softmax_back : w->k->softmax_back)(
       orr_work_in(w, shard, 0), orr_work_in(w, shard, 1), (int)w->args.i[0],
       orr_work_out(w, shard, 0));
   return ORR_OK;
@@ -97,7 +97,7 @@ static void label_logsumexp(orr_call *c) {
 }
 
 static orr_status run_logsumexp(const orr_work *w, int shard) {
-  orr_k_logsumexp(orr_work_in(w, shard, 0), (int)w->args.i[0], orr_work_out(w, shard, 0));
+  w->k->logsumexp(orr_work_in(w, shard, 0), (int)w->args.i[0], orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 

@@ -46,7 +46,7 @@ static orr_status run_arg(const orr_work *w, int shard) {
   const orr_view *x = orr_work_in(w, shard, 0);
   orr_view indices = orr_keep_view(orr_work_out(w, shard, last), 1u << d, x->ndim), values;
   if (last) values = orr_keep_view(orr_work_out(w, shard, 0), 1u << d, x->ndim);
-  orr_k_arg_reduce((orr_reduce_kind)w->op->code, x, d, last ? &values : NULL, &indices, 0);
+  w->k->arg_reduce((orr_reduce_kind)w->op->code, x, d, last ? &values : NULL, &indices, 0);
   return ORR_OK;
 }
 
@@ -108,22 +108,9 @@ static orr_status infer_sort(orr_call *c) {
   return ORR_OK;
 }
 
-/* Room for a kernel's work; NULL where it needs none. */
-static orr_status scratch_new(size_t bytes, void **out) {
-  *out = bytes ? malloc(bytes) : NULL;
-  if (bytes && !*out) return orr_fail(ORR_EMEM, "the host has no %zu bytes to sort in", bytes);
-  return ORR_OK;
-}
-
 static orr_status run_sort(const orr_work *w, int shard) {
-  const orr_view *x = orr_work_in(w, shard, 0);
-  int d = (int)w->args.i[0];
-  void *scratch;
-  ORR_TRY(scratch_new(orr_k_sort_scratch(x, d), &scratch));
-  orr_k_sort(x, d, w->args.i[1] != 0, orr_work_out(w, shard, 0), orr_work_out(w, shard, 1),
-             scratch);
-  free(scratch);
-  return ORR_OK;
+  return w->k->sort(orr_work_in(w, shard, 0), (int)w->args.i[0], w->args.i[1] != 0,
+                    orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
 }
 
 static orr_status grad_sort(orr_grad *g) { return scatter_taken(g, g->args->i[0], true); }
@@ -175,14 +162,8 @@ static orr_status infer_topk(orr_call *c) {
 static void label_topk(orr_call *c) { orr_label_reduced(c, 1u << c->args.i[1], true, true); }
 
 static orr_status run_topk(const orr_work *w, int shard) {
-  const orr_view *x = orr_work_in(w, shard, 0);
-  int d = (int)w->args.i[1];
-  void *scratch;
-  ORR_TRY(scratch_new(orr_k_topk_scratch(x, d, w->args.i[0]), &scratch));
-  orr_k_topk(x, d, w->args.i[2] != 0, orr_work_out(w, shard, 0), orr_work_out(w, shard, 1),
-             scratch);
-  free(scratch);
-  return ORR_OK;
+  return w->k->topk(orr_work_in(w, shard, 0), (int)w->args.i[1], w->args.i[2] != 0,
+                    orr_work_out(w, shard, 0), orr_work_out(w, shard, 1));
 }
 
 static orr_status grad_topk(orr_grad *g) { return scatter_taken(g, g->args->i[1], true); }

@@ -17,13 +17,13 @@ static orr_status infer_unary(orr_call *c) {
 }
 
 static orr_status run_unary(const orr_work *w, int shard) {
-  orr_k_unary(w->op->code, orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
+  w->k->unary(w->op->code, orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));
   return ORR_OK;
 }
 
 /* in: g, x or NULL, y or NULL; args.i[0]: the row. */
 static orr_status run_unary_grad(const orr_work *w, int shard) {
-  orr_k_unary_grad((int)w->args.i[0],
+  w->k->unary_grad((int)w->args.i[0],
                    orr_work_has(w, shard, 1) ? orr_work_in(w, shard, 1) : NULL,
                    orr_work_has(w, shard, 2) ? orr_work_in(w, shard, 2) : NULL,
                    orr_work_in(w, shard, 0), orr_work_out(w, shard, 0));

@@ -4,7 +4,7 @@
 #ifndef ORR_OP_VIEW_H
 #define ORR_OP_VIEW_H
 
-#include "orrery_int.h"
+#include "view.h"
 
 static inline bool orr_same_shape(const orr_view *a, const orr_view *b) {
   if (a->ndim != b->ndim) return false;
@@ -27,14 +27,6 @@ static inline const orr_view *orr_expand_view(const orr_view *v, const orr_view 
     room->stride[d] = own ? v->stride[d - lead] : 0;
   }
   return room;
-}
-
-/* [first, first + n) of dim d. */
-static inline orr_view orr_narrow_view(const orr_view *v, int d, int64_t first, int64_t n) {
-  orr_view r = *v;
-  if (r.data) r.data = (char *)r.data + first * r.stride[d] * (int64_t)orr_dtype_size(r.dtype);
-  r.shape[d] = n;
-  return r;
 }
 
 #endif

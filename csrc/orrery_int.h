@@ -321,6 +321,7 @@ typedef struct orr_mark {
 
 typedef struct orr_work {
   const struct orr_op *op;
+  const struct orr_kernels *k; /* of the devices' kind */
   orr_args args;
   int n_in, n_out, n_shards;
   atomic_int left; /* worker: shards not finished */

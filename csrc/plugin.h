@@ -1,4 +1,5 @@
-/* plugin.h: what the core and a plug-in for a kind of device (`orrery/cuda.so`) hand each other.
+/* plugin.h: what the core and a plug-in for a kind of device (`orrery/cuda.so`) hand each
+ * other.
  *
  * Invariant: a plug-in is opened at run time and is not linked against the core: everything it
  * calls there stands in orr_host, everything the core calls in it in orr_plugin and its
@@ -19,17 +20,18 @@ typedef struct orr_host {
   const char *(*last_error)(void);
   /* worker: an error of work that was issued and failed on the device */
   void (*work_error)(orr_status status, const char *message);
-  const struct orr_kernels *cpu; /* for views of host memory */
+  unsigned (*poison_epoch)(void); /* moves when the controller has raised what went wrong */
+  const struct orr_kernels *cpu;  /* for views of host memory */
 } orr_host;
 
 /* One logical device. */
 typedef struct orr_device_info {
   char model[96];
-  char bus_id[16]; /* "0000:3b:00.0" */
-  char uuid[48];   /* "GPU-..." */
-  int smi_index;   /* what nvidia-smi calls it; -1: not known */
-  int gpu;         /* devices of one number are one physical GPU */
-  int capability;  /* 10 major + minor */
+  char bus_id[16];     /* "0000:3b:00.0" */
+  char uuid[48];       /* "GPU-..." */
+  int smi_index;       /* what nvidia-smi calls it; -1: not known */
+  int gpu;             /* devices of one number are one physical GPU */
+  int capability;      /* 10 major + minor */
   int64_t total, free; /* bytes; 0 where asking would cost a context on an unused device */
 } orr_device_info;
 
@@ -64,5 +66,14 @@ typedef struct orr_plugin {
 /* The one exported symbol, "orrery_cuda_plugin". `host` lives for ever. NULL: host->version is
  * not the plug-in's. */
 typedef const orr_plugin *orr_plugin_entry(const orr_host *host);
+
+/* device.c: of cuda:k, k below orr_device_cudas(). */
+const orr_device_info *orr_cuda_info(int k);
+
+/* plugin.c */
+int orr_plugin_open(void); /* how many devices came; 0: orr_plugin_why */
+void orr_plugin_close(void);
+const orr_plugin *orr_plugin_now(void); /* NULL: none is open */
+const char *orr_plugin_why(void);
 
 #endif

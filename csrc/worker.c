@@ -3,7 +3,8 @@
  * Invariant: a worker runs the head of comm where it can start, else the head of compute; it
  * never waits inside an item. Idle threads spin briefly where every thread has a core, and give
  * the core away after that: what may wake them is written down in their orr_sleeper
- * (machine.h).
+ * (machine.h). The worker of an asynchronous device looks, between bursts of items and while it
+ * is idle, how far the device has come.
  * To add a reason to wait: a field in orr_sleeper, a note in `look`, its waker here.
  */
 #include <sched.h>
@@ -16,10 +17,12 @@
 #include "machine.h"
 
 enum {
-  PAUSE_NS = 1000, /* spin with pauses for so long, */
-  SPIN_NS = 40000, /* then offering the core to others, then sleep */
-  NAP_MS = 20,     /* the controller looks up from its sleep as often, for interrupts */
-  STUCK_NAPS = 100 /* and after so many naps in which nothing moved, says so */
+  PAUSE_NS = 1000,   /* spin with pauses for so long, */
+  SPIN_NS = 40000,   /* then offering the core to others, then sleep */
+  NAP_NS = 20000000, /* the controller looks up from its sleep as often, for interrupts */
+  STUCK_NAPS = 100,  /* and after so many naps in which nothing moved, says so */
+  BURST = 16,        /* items that a worker issues between two looks at the device */
+  POLL_NS = 50000    /* an idle worker looks as often whether its device has finished */
 };
 
 static atomic_ullong asleep; /* bit k: worker k sleeps, or is about to */
@@ -88,6 +91,16 @@ static bool work(orr_worker *w) {
   return orr_queue_step(w->device->comm) || orr_queue_step(w->device->compute);
 }
 
+static bool poll(orr_worker *w) {
+  bool comm = orr_queue_poll(w->device->comm), compute = orr_queue_poll(w->device->compute);
+  return comm || compute;
+}
+
+/* Whether the device works on what was issued to it. */
+static bool is_pending(orr_worker *w) {
+  return orr_queue_is_pending(w->device->comm) || orr_queue_is_pending(w->device->compute);
+}
+
 /* What the heads of the two queues wait for. */
 typedef struct notes {
   orr_event on[2];
@@ -119,6 +132,29 @@ static void write_down(orr_sleeper *s, const notes *n) {
   atomic_store(&s->on_ready, n->on_ready);
 }
 
+/* `ns` from now, for pthread_cond_timedwait. */
+static struct timespec after(long ns) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  t.tv_nsec += ns;
+  if (t.tv_nsec >= 1000000000) {
+    t.tv_nsec -= 1000000000;
+    t.tv_sec++;
+  }
+  return t;
+}
+
+static void wait_word(orr_sleeper *s, const struct timespec *until) {
+  int late = 0;
+  pthread_mutex_lock(&s->mutex);
+  while (atomic_load(&s->word) && !late) {
+    if (until) late = pthread_cond_timedwait(&s->cond, &s->mutex, until);
+    else pthread_cond_wait(&s->cond, &s->mutex);
+  }
+  pthread_mutex_unlock(&s->mutex);
+}
+
+/* While the device is at work nobody tells when it has finished: a short sleep. */
 static void sleep_worker(orr_worker *w) {
   orr_sleeper *s = &w->sleeper;
   notes before = look(w);
@@ -127,15 +163,16 @@ static void sleep_worker(orr_worker *w) {
   atomic_fetch_or(&asleep, 1ull << w->index);
   /* The look after the bit is up. Where it finds other reasons to wait, they must be written
    * down first, in another round. */
-  bool moved = work(w) || atomic_load(&w->stop);
+  bool moved = work(w) || poll(w) || atomic_load(&w->stop);
   if (!moved) {
-    notes after = look(w);
-    moved = !same(&before, &after);
+    notes now = look(w);
+    moved = !same(&before, &now);
   }
-  if (!moved) {
-    pthread_mutex_lock(&s->mutex);
-    while (atomic_load(&s->word)) pthread_cond_wait(&s->cond, &s->mutex);
-    pthread_mutex_unlock(&s->mutex);
+  if (!moved && is_pending(w)) {
+    struct timespec until = after(POLL_NS);
+    wait_word(s, &until);
+  } else if (!moved) {
+    wait_word(s, NULL);
   }
   atomic_fetch_and(&asleep, ~(1ull << w->index));
   atomic_store(&s->word, 0);
@@ -143,10 +180,10 @@ static void sleep_worker(orr_worker *w) {
 
 /* Polls for a while; true as soon as something ran. */
 static bool spin_worker(orr_worker *w) {
-  if (orr_engine.n_devices > orr_cores()) return false;
+  if (!w->device->compute->is_async && orr_engine.n_devices > orr_cores()) return false;
   for (uint64_t start = now_ns(), now = start; now - start < SPIN_NS; now = now_ns()) {
     for (int k = 0; k < 8; k++) {
-      if (work(w)) return true;
+      if (work(w) || poll(w)) return true;
       pause_core();
     }
     if (atomic_load(&w->stop)) return false;
@@ -158,8 +195,12 @@ static bool spin_worker(orr_worker *w) {
 static void *worker_main(void *arg) {
   orr_worker *w = arg;
   if (w->device->backend->thread_start) w->device->backend->thread_start(w->device);
-  while (!atomic_load(&w->stop)) {
-    if (!work(w) && !spin_worker(w)) sleep_worker(w);
+  for (unsigned burst = 0; !atomic_load(&w->stop);) {
+    if (work(w)) {
+      if (++burst % BURST == 0) poll(w);
+    } else if (!poll(w) && !spin_worker(w)) {
+      sleep_worker(w);
+    }
   }
   return NULL;
 }
@@ -168,7 +209,10 @@ static void *worker_main(void *arg) {
 
 static uint64_t items_done(void) {
   uint64_t sum = 0;
-  for (int k = 0; k < orr_engine.n_queues; k++) sum += atomic_load(&orr_engine.queue[k]->done);
+  for (int k = 0; k < orr_engine.n_queues; k++) {
+    const orr_queue *q = orr_engine.queue[k];
+    sum += atomic_load(&q->done) + atomic_load(&q->ran);
+  }
   return sum;
 }
 
@@ -185,27 +229,14 @@ static bool spin_controller(orr_event e) {
   return false;
 }
 
-/* Sleeps until e is complete, but no longer than NAP_MS. */
+/* Sleeps until e is complete, but no longer than NAP_NS. */
 static void nap(orr_event e) {
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += NAP_MS * 1000000;
-  if (until.tv_nsec >= 1000000000) {
-    until.tv_nsec -= 1000000000;
-    until.tv_sec++;
-  }
+  struct timespec until = after(NAP_NS);
   notes n = {{e, {NULL, 0}}, false};
   write_down(&controller, &n);
   atomic_store(&controller.word, 1);
   atomic_store(&controller_asleep, true);
-  if (!orr_event_done(e)) {
-    int late = 0;
-    pthread_mutex_lock(&controller.mutex);
-    while (atomic_load(&controller.word) && !late) {
-      late = pthread_cond_timedwait(&controller.cond, &controller.mutex, &until);
-    }
-    pthread_mutex_unlock(&controller.mutex);
-  }
+  if (!orr_event_done(e)) wait_word(&controller, &until);
   atomic_store(&controller_asleep, false);
   atomic_store(&controller.word, 0);
 }

@@ -34,6 +34,16 @@ void orr_k_rms_norm_back_w(const orr_view *x, const orr_view *rstd, const orr_vi
 /* x (N, C, ...) by any strides; sums are not divided, so shards add. */
 void orr_k_bn_sum(const orr_view *x, const orr_view *sum);
 void orr_k_bn_centered_sumsq(const orr_view *x, const orr_view *mean, const orr_view *sumsq);
+/* rstd = 1 / sqrt(sumsq / n + eps), n the one element of count, or n where that is NULL; of
+ * nothing 1 / sqrt(eps). */
+void orr_k_bn_rstd(const orr_view *sumsq, const orr_view *count, double n, double eps,
+                   const orr_view *rstd);
+/* Running mean and variance move by `momentum` towards those of all rows together: mean, sumsq
+ * (D, C), counts (D) or NULL (n each). Rows merge by Chan, Golub and LeVeque, "Algorithms for
+ * computing the sample variance", 1983. */
+void orr_k_bn_running(const orr_view *running_mean, const orr_view *running_var,
+                      const orr_view *mean, const orr_view *sumsq, const orr_view *counts,
+                      double n, double momentum);
 /* y = (x - mean) rstd w + b. */
 void orr_k_bn_apply(const orr_view *x, const orr_view *mean, const orr_view *rstd,
                     const orr_view *w, const orr_view *b, const orr_view *y);

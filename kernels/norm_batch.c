@@ -246,3 +246,38 @@ void orr_k_group_norm_grad_apply(const orr_view *x, int64_t groups, const orr_vi
     run(&k);
   }
 }
+
+/* ---- statistics ---- */
+
+void orr_k_bn_rstd(const orr_view *sumsq, const orr_view *count, double n, double eps,
+                   const orr_view *rstd) {
+  if (count) n = orr_k_get(count, 0);
+  for (int64_t k = 0; k < sumsq->shape[0]; k++) {
+    double var = n > 0 ? orr_k_get(sumsq, k * sumsq->stride[0]) / n : 0;
+    orr_k_set(rstd, k * rstd->stride[0], 1 / sqrt(var + eps));
+  }
+}
+
+static void towards(const orr_view *running, int64_t k, double momentum, double value) {
+  int64_t at = k * running->stride[0];
+  orr_k_set(running, at, (1 - momentum) * orr_k_get(running, at) + momentum * value);
+}
+
+void orr_k_bn_running(const orr_view *running_mean, const orr_view *running_var,
+                      const orr_view *mean, const orr_view *sumsq, const orr_view *counts,
+                      double n, double momentum) {
+  for (int64_t k = 0; k < running_mean->shape[0]; k++) {
+    double all = 0, middle = 0, squares = 0;
+    for (int64_t d = 0; d < mean->shape[0]; d++) {
+      double more = counts ? orr_k_get(counts, d * counts->stride[0]) : n;
+      if (more == 0) continue;
+      double delta = orr_k_get(mean, d * mean->stride[0] + k * mean->stride[1]) - middle;
+      squares += orr_k_get(sumsq, d * sumsq->stride[0] + k * sumsq->stride[1]) +
+                 delta * delta * all * more / (all + more);
+      all += more;
+      middle += delta * more / all;
+    }
+    towards(running_mean, k, momentum, middle);
+    towards(running_var, k, momentum, squares / (all - 1));
+  }
+}

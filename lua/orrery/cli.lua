@@ -18,6 +18,7 @@ usage: orrery [options] [script.lua [arguments]]
   orrery -                   runs standard input
   orrery -e CODE             runs CODE, then the script if one follows
   orrery devices             lists the devices
+  orrery devices --topology  how the CUDA devices reach each other, and how fast
   orrery selftest            checks that all devices compute the same and can copy to each other
   orrery --version           prints the version
   orrery --help              prints this
@@ -77,8 +78,9 @@ end
 
 local commands = {}
 
-function commands.devices()
-  io.stdout:write(tostring(require("orrery").devices()), "\n")
+function commands.devices(option)
+  local orrery = require "orrery"
+  io.stdout:write(tostring(option and orrery.topology(true) or orrery.devices()), "\n")
 end
 
 function commands.selftest()
@@ -118,8 +120,11 @@ function cli.run(args)
     elseif word ~= "-" and word:sub(1, 1) == "-" then
       return wrong(("unknown option '%s'"):format(word))
     elseif commands[word] and not ran then
-      if args[i + 1] then return wrong(("'%s' takes no argument"):format(word)) end
-      return attempt(commands[word])
+      local option = args[i + 1]
+      if option and not (word == "devices" and option == "--topology") then
+        return wrong(("'%s' does not take '%s'"):format(word, option))
+      end
+      return attempt(commands[word], option)
     else
       break
     end

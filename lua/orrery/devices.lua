@@ -9,12 +9,24 @@ local functions = {}
 local function gigabytes(n) return string.format("%.1f GiB", n / 2 ^ 30) end
 
 local columns = {
-  { "id", function(d) return tostring(d.id) end },
-  { "name", function(d) return d.name end },
-  { "threads", function(d) return tostring(d.threads) end },
-  { "total", function(d) return gigabytes(d.total) end },
-  { "free", function(d) return gigabytes(d.free) end },
-  { "model", function(d) return d.model end },
+  cpu = {
+    { "id", function(d) return tostring(d.id) end },
+    { "name", function(d) return d.name end },
+    { "threads", function(d) return tostring(d.threads) end },
+    { "total", function(d) return gigabytes(d.total) end },
+    { "free", function(d) return gigabytes(d.free) end },
+    { "model", function(d) return d.model end },
+  },
+  cuda = {
+    { "id", function(d) return tostring(d.id) end },
+    { "name", function(d) return d.name end },
+    { "PCI bus id", function(d) return d.bus_id end },
+    { "nvidia-smi", function(d) return d.smi_index and tostring(d.smi_index) or "?" end },
+    { "UUID", function(d) return d.uuid end },
+    { "total", function(d) return gigabytes(d.total) end },
+    { "free", function(d) return gigabytes(d.free) end },
+    { "model", function(d) return d.model end },
+  },
 }
 
 -- Rows of texts as aligned columns.
@@ -33,24 +45,71 @@ local function align(rows)
   return table.concat(lines, "\n")
 end
 
+-- The devices of one kind under their columns; nil where there is none.
+local function section(list, kind)
+  local rows = { {} }
+  for k, column in ipairs(columns[kind]) do rows[1][k] = column[1] end
+  for _, d in ipairs(list) do
+    if d.kind == kind then
+      local row = {}
+      for k, column in ipairs(columns[kind]) do row[k] = column[2](d) end
+      rows[#rows + 1] = row
+    end
+  end
+  return rows[2] and align(rows)
+end
+
+local function setting(name, otherwise)
+  local value = os.getenv(name)
+  return value and name .. "=" .. value or name .. " is not set" .. otherwise
+end
+
 local list_meta = {
   __tostring = function(list)
-    local rows = { {} }
-    for k, column in ipairs(columns) do rows[1][k] = column[1] end
-    for i, d in ipairs(list) do
-      rows[i + 1] = {}
-      for k, column in ipairs(columns) do rows[i + 1][k] = column[2](d) end
-    end
-    return align(rows) .. "\n" .. (os.getenv "ORRERY_CPU_DEVICES"
-      and "ORRERY_CPU_DEVICES=" .. os.getenv "ORRERY_CPU_DEVICES"
-      or "ORRERY_CPU_DEVICES is not set: a CPU device a core, at least 2")
-      .. "; a bare number k in a plan is cpu:k"
+    local env, parts = core.visible(), {}
+    parts[#parts + 1] = section(list, "cuda")
+    parts[#parts + 1] = section(list, "cpu")
+    parts[#parts + 1] = env.cuda > 0
+      and setting("CUDA_VISIBLE_DEVICES", ": all GPUs are visible") .. "; " .. setting("ORRERY_CUDA_DEVICES", "")
+      or "no CUDA device: " .. env.cuda_why
+    parts[#parts + 1] = setting("ORRERY_CPU_DEVICES", ": a CPU device a core, at least 2")
+      .. "; a bare number k in a plan is " .. (env.cuda > 0 and "cuda:k" or "cpu:k")
+    return table.concat(parts, "\n")
   end,
 }
 
---- The visible devices in order; prints as a table.
+--- The visible devices, CUDA's first: row k + 1 is what the bare number k names. Prints as a table.
+--- total and free in bytes; a CUDA device has bus_id, uuid, capability and, where known, smi_index.
 ---@return {id: integer, name: string, kind: string, model: string, total: integer, free: integer}[]
 function functions.devices() return setmetatable(core.devices(), list_meta) end
+
+local link_words = { same = "same GPU", nvlink = "NVLink", pcie = "PCIe", host = "through the host" }
+
+--- How each CUDA device reaches each other's memory: a row a device, a column a peer. `measure`: also the
+--- bandwidth, by copying. Prints as a table.
+---@param measure? boolean
+---@return {kind: string, links: integer, bytes_a_second: number?}[][]
+function functions.topology(measure)
+  local n, rows = core.visible().cuda, {}
+  for a = 1, n do
+    rows[a] = {}
+    for b = 1, n do rows[a][b] = core.link(a - 1, b - 1, measure or false) end
+  end
+  return setmetatable(rows, { __tostring = function()
+    if n == 0 then return "no CUDA device: " .. core.visible().cuda_why end
+    local lines = { { "" } }
+    for a = 1, n do
+      lines[1][a + 1] = "cuda:" .. (a - 1)
+      lines[a + 1] = { "cuda:" .. (a - 1) }
+      for b = 1, n do
+        local link = rows[a][b]
+        local rate = link.bytes_a_second and (" %.0f GB/s"):format(link.bytes_a_second / 1e9) or ""
+        lines[a + 1][b + 1] = (link.links > 0 and link.links .. " x " or "") .. link_words[link.kind] .. rate
+      end
+    end
+    return align(lines)
+  end })
+end
 
 local profile_meta = {
   __tostring = function(rows)

@@ -17,10 +17,10 @@ local function guard(ok, value, ...)
 end
 
 local function visible()
-  local n = #core.devices()
-  local set = os.getenv "ORRERY_CPU_DEVICES"
-  return { cpu = n, cuda = 0, cpu_why = set and "ORRERY_CPU_DEVICES=" .. set
-    or "ORRERY_CPU_DEVICES is not set: a device a core, at least 2" }
+  local env, set = core.visible(), os.getenv "ORRERY_CPU_DEVICES"
+  env.cpu_why = set and "ORRERY_CPU_DEVICES=" .. set
+    or "ORRERY_CPU_DEVICES is not set: a device a core, at least 2"
+  return env
 end
 
 local function wrap(ast)

@@ -65,7 +65,8 @@ local checks = { peer_copies, parity }
 return function(plan)
   local parallel = require "orrery.parallel"
   if plan == nil then
-    plan = parallel("data<0.." .. (#core.devices() - 1) .. ">")
+    local env = core.visible()
+    plan = parallel("data<0.." .. ((env.cuda > 0 and env.cuda or env.cpu) - 1) .. ">")
   elseif type(plan) == "string" then
     plan = parallel(plan)
   end
