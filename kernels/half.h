@@ -12,25 +12,25 @@
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__F16C__) && defined(__AVX__)
+#if defined(__F16C__) && defined(__AVX__) && !defined(__CUDACC__)
 #include <immintrin.h>
 #endif
 
-static inline uint32_t orr_bits_of_f32(float x) {
+ORR_SCALAR uint32_t orr_bits_of_f32(float x) {
   uint32_t u;
   memcpy(&u, &x, sizeof u);
   return u;
 }
 
-static inline float orr_f32_of_bits(uint32_t u) {
+ORR_SCALAR float orr_f32_of_bits(uint32_t u) {
   float x;
   memcpy(&x, &u, sizeof x);
   return x;
 }
 
-static inline float orr_f32_of_bf16(uint16_t h) { return orr_f32_of_bits((uint32_t)h << 16); }
+ORR_SCALAR float orr_f32_of_bf16(uint16_t h) { return orr_f32_of_bits((uint32_t)h << 16); }
 
-static inline uint16_t orr_bf16_of_f32(float x) {
+ORR_SCALAR uint16_t orr_bf16_of_f32(float x) {
   uint32_t u = orr_bits_of_f32(x);
   uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   uint32_t quiet = (u >> 16) | 0x40u;
@@ -38,7 +38,7 @@ static inline uint16_t orr_bf16_of_f32(float x) {
 }
 
 /* Subnormals come from the exact product of the mantissa and 2^-24. */
-static inline float orr_f32_of_f16(uint16_t h) {
+ORR_SCALAR float orr_f32_of_f16(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
   uint32_t normal = (rest << 13) + (112u << 23);
   uint32_t special = (rest << 13) | 0x7f800000u;
@@ -49,7 +49,7 @@ static inline float orr_f32_of_f16(uint16_t h) {
 
 /* Subnormal results: adding 0.5 leaves the wanted bits, rounded, at the foot of the mantissa.
  */
-static inline uint16_t orr_f16_of_f32(float x) {
+ORR_SCALAR uint16_t orr_f16_of_f32(float x) {
   uint32_t u = orr_bits_of_f32(x), sign = (u >> 16) & 0x8000u, rest = u & 0x7fffffffu;
   uint32_t normal = (rest - (112u << 23) + 0xfffu + ((rest >> 13) & 1u)) >> 13;
   uint32_t small = orr_bits_of_f32(orr_f32_of_bits(rest) + 0.5f) - 0x3f000000u;
@@ -68,7 +68,7 @@ static inline void orr_bf16_from_f32_row(int64_t n, const float *x, uint16_t *y)
 
 static inline void orr_f32_from_f16_row(int64_t n, const uint16_t *x, float *y) {
   int64_t i = 0;
-#if defined(__F16C__) && defined(__AVX__)
+#if defined(__F16C__) && defined(__AVX__) && !defined(__CUDACC__)
   for (; i + 8 <= n; i += 8) {
     _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
   }
@@ -78,7 +78,7 @@ static inline void orr_f32_from_f16_row(int64_t n, const uint16_t *x, float *y) 
 
 static inline void orr_f16_from_f32_row(int64_t n, const float *x, uint16_t *y) {
   int64_t i = 0;
-#if defined(__F16C__) && defined(__AVX__)
+#if defined(__F16C__) && defined(__AVX__) && !defined(__CUDACC__)
   for (; i + 8 <= n; i += 8) {
     __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128((__m128i *)(y + i), h);

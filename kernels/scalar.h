@@ -7,7 +7,7 @@
  * Method: argument reduction as in W. J. Cody and W. Waite, "Software Manual for the Elementary
  * Functions", 1980; each polynomial was interpolated at Chebyshev nodes of the reduced
  * interval.
- * To add one: orr_NAME_f32 here, and a line for f64 below; the CUDA side maps M(name) itself.
+ * To add one: orr_NAME_f32 here, and a line for f64 below; device_math.cuh maps M(name) on CUDA.
  */
 #ifndef ORR_SCALAR_H
 #define ORR_SCALAR_H
@@ -29,12 +29,12 @@
  */
 #define ORR_ROUNDER 12582912.0f /* 1.5 * 2^23 */
 
-static inline float orr_select_f32(int32_t c, float a, float b) { return c ? a : b; }
+ORR_SCALAR float orr_select_f32(int32_t c, float a, float b) { return c ? a : b; }
 
 /* ---- exponentials ------------------------------------------------------------------------ */
 
 /* exp(r) - 1 - r over r^2, for |r| <= ln(2) / 2. */
-static inline float orr_exp_tail(float r) {
+ORR_SCALAR float orr_exp_tail(float r) {
   float p = 1.392617750e-3f;
   p = ORR_FMA(p, r, 8.363174180e-3f);
   p = ORR_FMA(p, r, 4.166655465e-2f);
@@ -43,7 +43,7 @@ static inline float orr_exp_tail(float r) {
 }
 
 /* x = n ln 2 + r. */
-static inline float orr_exp_reduce(float x, int32_t *n) {
+ORR_SCALAR float orr_exp_reduce(float x, int32_t *n) {
   float t = ORR_FMA(x, 1.44269504f, ORR_ROUNDER);
   float whole = t - ORR_ROUNDER;
   *n = (int32_t)(orr_bits_of_f32(t) - orr_bits_of_f32(ORR_ROUNDER));
@@ -51,12 +51,12 @@ static inline float orr_exp_reduce(float x, int32_t *n) {
   return ORR_FMA(whole, 2.12194440e-4f, r);
 }
 
-static inline float orr_power_of_2(int32_t n) {
+ORR_SCALAR float orr_power_of_2(int32_t n) {
   return orr_f32_of_bits((uint32_t)(n + 127) << 23);
 }
 
 /* Scaling in two steps reaches the subnormals and infinity. */
-static inline float orr_exp_f32(float x) {
+ORR_SCALAR float orr_exp_f32(float x) {
   int32_t n;
   x = x > 89.0f ? 89.0f : x;
   x = x < -105.0f ? -105.0f : x;
@@ -66,7 +66,7 @@ static inline float orr_exp_f32(float x) {
   return p * orr_power_of_2(half) * orr_power_of_2(n - half);
 }
 
-static inline float orr_expm1_f32(float x) {
+ORR_SCALAR float orr_expm1_f32(float x) {
   int32_t n;
   float near = x > 89.0f ? 89.0f : x;
   near = near < -25.0f ? -25.0f : near;
@@ -77,9 +77,9 @@ static inline float orr_expm1_f32(float x) {
   return x == 0.0f ? x : y;
 }
 
-static inline float orr_sigmoid_f32(float x) { return 1.0f / (1.0f + orr_exp_f32(-x)); }
+ORR_SCALAR float orr_sigmoid_f32(float x) { return 1.0f / (1.0f + orr_exp_f32(-x)); }
 
-static inline float orr_tanh_f32(float x) {
+ORR_SCALAR float orr_tanh_f32(float x) {
   float a = fabsf(x);
   a = a > 9.1f ? 9.1f : a;
   float e = orr_expm1_f32(2.0f * a);
@@ -89,7 +89,7 @@ static inline float orr_tanh_f32(float x) {
 /* ---- logarithms -------------------------------------------------------------------------- */
 
 /* log(x), 0 < x < inf: x = 2^e (1 + f), 1 + f within [sqrt(1/2), sqrt(2)). */
-static inline float orr_log_positive(float x) {
+ORR_SCALAR float orr_log_positive(float x) {
   int32_t tiny = x < 1.17549435e-38f;
   uint32_t u = orr_bits_of_f32(orr_select_f32(tiny, x * 8388608.0f, x));
   int32_t e = ((int32_t)u - 0x3f3504f3) >> 23;
@@ -110,7 +110,7 @@ static inline float orr_log_positive(float x) {
   return ORR_FMA(scale, 0.693359375f, f + low);
 }
 
-static inline float orr_log_f32(float x) {
+ORR_SCALAR float orr_log_f32(float x) {
   float y = orr_log_positive(x);
   y = x > 0.0f ? y : NAN;
   y = x == 0.0f ? -INFINITY : y;
@@ -118,7 +118,7 @@ static inline float orr_log_f32(float x) {
 }
 
 /* log(1 + x) as log(u) plus what rounding u = 1 + x lost. */
-static inline float orr_log1p_f32(float x) {
+ORR_SCALAR float orr_log1p_f32(float x) {
   float u = 1.0f + x;
   float y = orr_log_f32(u) + (x - (u - 1.0f)) / u;
   y = x == -1.0f ? -INFINITY : y;
@@ -126,14 +126,14 @@ static inline float orr_log1p_f32(float x) {
   return x == 0.0f ? x : y;
 }
 
-static inline float orr_softplus_f32(float x) {
+ORR_SCALAR float orr_softplus_f32(float x) {
   return (x > 0.0f ? x : 0.0f) + orr_log1p_f32(orr_exp_f32(-fabsf(x))) + (x != x ? x : 0.0f);
 }
 
 /* ---- erf --------------------------------------------------------------------------------- */
 
 /* An odd polynomial up to 1; beyond it 1 - exp(-q(x)), q a polynomial for -log(erfc(x)). */
-static inline float orr_erf_f32(float x) {
+ORR_SCALAR float orr_erf_f32(float x) {
   float a = fabsf(x), z = x * x;
   float s = 7.875875043e-5f;
   s = ORR_FMA(s, z, -8.016864281e-4f);
@@ -164,7 +164,7 @@ static inline float orr_erf_f32(float x) {
 #define ORR_TRIG_LIMIT 1e6f
 
 /* sin(x + quarter pi/2). */
-static inline float orr_sin_shifted(float x, int32_t quarter) {
+ORR_SCALAR float orr_sin_shifted(float x, int32_t quarter) {
   double t = (double)x * 0.63661977236758134308 + 6755399441055744.0;
   double whole = t - 6755399441055744.0;
   double wide = (double)x - whole * 1.57079632673412561417;
@@ -183,92 +183,92 @@ static inline float orr_sin_shifted(float x, int32_t quarter) {
   return (n & 2) ? -y : y;
 }
 
-static inline float orr_sin_f32(float x) { return orr_sin_shifted(x, 0); }
-static inline float orr_cos_f32(float x) { return orr_sin_shifted(x, 1); }
+ORR_SCALAR float orr_sin_f32(float x) { return orr_sin_shifted(x, 0); }
+ORR_SCALAR float orr_cos_f32(float x) { return orr_sin_shifted(x, 1); }
 
 /* ---- the rest of f32 --------------------------------------------------------------------- */
 
-static inline float orr_abs_f32(float x) { return fabsf(x); }
-static inline float orr_sign_f32(float x) {
+ORR_SCALAR float orr_abs_f32(float x) { return fabsf(x); }
+ORR_SCALAR float orr_sign_f32(float x) {
   float y = x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f;
   return x != x ? x : y;
 }
 /* errno aside, a square root depends on its argument alone: so declared, it is one instruction.
  */
-#ifdef __GNUC__
+#if defined(__GNUC__) && !defined(__cplusplus)
 __attribute__((const)) float sqrtf(float x);
 __attribute__((const)) double sqrt(double x);
 #endif
-static inline float orr_sqrt_f32(float x) { return sqrtf(x); }
-static inline float orr_floor_f32(float x) { return floorf(x); }
-static inline float orr_ceil_f32(float x) { return ceilf(x); }
-static inline float orr_trunc_f32(float x) { return truncf(x); }
-static inline float orr_round_f32(float x) { return rintf(x); }
-static inline float orr_pow_f32(float x, float y) { return powf(x, y); }
-static inline float orr_atan2_f32(float x, float y) { return atan2f(x, y); }
-static inline float orr_fmod_f32(float x, float y) { return fmodf(x, y); }
-static inline float orr_remainder_f32(float x, float y) {
+ORR_SCALAR float orr_sqrt_f32(float x) { return sqrtf(x); }
+ORR_SCALAR float orr_floor_f32(float x) { return floorf(x); }
+ORR_SCALAR float orr_ceil_f32(float x) { return ceilf(x); }
+ORR_SCALAR float orr_trunc_f32(float x) { return truncf(x); }
+ORR_SCALAR float orr_round_f32(float x) { return rintf(x); }
+ORR_SCALAR float orr_pow_f32(float x, float y) { return powf(x, y); }
+ORR_SCALAR float orr_atan2_f32(float x, float y) { return atan2f(x, y); }
+ORR_SCALAR float orr_fmod_f32(float x, float y) { return fmodf(x, y); }
+ORR_SCALAR float orr_remainder_f32(float x, float y) {
   float r = fmodf(x, y);
   return r != 0.0f && (r < 0.0f) != (y < 0.0f) ? r + y : r;
 }
 
 /* ---- f64 --------------------------------------------------------------------------------- */
 
-static inline double orr_exp_f64(double x) { return exp(x); }
-static inline double orr_expm1_f64(double x) { return expm1(x); }
-static inline double orr_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
-static inline double orr_tanh_f64(double x) { return tanh(x); }
-static inline double orr_log_f64(double x) { return log(x); }
-static inline double orr_log1p_f64(double x) { return log1p(x); }
-static inline double orr_softplus_f64(double x) {
+ORR_SCALAR double orr_exp_f64(double x) { return exp(x); }
+ORR_SCALAR double orr_expm1_f64(double x) { return expm1(x); }
+ORR_SCALAR double orr_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
+ORR_SCALAR double orr_tanh_f64(double x) { return tanh(x); }
+ORR_SCALAR double orr_log_f64(double x) { return log(x); }
+ORR_SCALAR double orr_log1p_f64(double x) { return log1p(x); }
+ORR_SCALAR double orr_softplus_f64(double x) {
   return (x > 0.0 ? x : 0.0) + log1p(exp(-fabs(x))) + (x != x ? x : 0.0);
 }
-static inline double orr_erf_f64(double x) { return erf(x); }
-static inline double orr_sin_f64(double x) { return sin(x); }
-static inline double orr_cos_f64(double x) { return cos(x); }
-static inline double orr_abs_f64(double x) { return fabs(x); }
-static inline double orr_sign_f64(double x) {
+ORR_SCALAR double orr_erf_f64(double x) { return erf(x); }
+ORR_SCALAR double orr_sin_f64(double x) { return sin(x); }
+ORR_SCALAR double orr_cos_f64(double x) { return cos(x); }
+ORR_SCALAR double orr_abs_f64(double x) { return fabs(x); }
+ORR_SCALAR double orr_sign_f64(double x) {
   double y = x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
   return x != x ? x : y;
 }
-static inline double orr_sqrt_f64(double x) { return sqrt(x); }
-static inline double orr_floor_f64(double x) { return floor(x); }
-static inline double orr_ceil_f64(double x) { return ceil(x); }
-static inline double orr_trunc_f64(double x) { return trunc(x); }
-static inline double orr_round_f64(double x) { return rint(x); }
-static inline double orr_pow_f64(double x, double y) { return pow(x, y); }
-static inline double orr_atan2_f64(double x, double y) { return atan2(x, y); }
-static inline double orr_fmod_f64(double x, double y) { return fmod(x, y); }
-static inline double orr_remainder_f64(double x, double y) {
+ORR_SCALAR double orr_sqrt_f64(double x) { return sqrt(x); }
+ORR_SCALAR double orr_floor_f64(double x) { return floor(x); }
+ORR_SCALAR double orr_ceil_f64(double x) { return ceil(x); }
+ORR_SCALAR double orr_trunc_f64(double x) { return trunc(x); }
+ORR_SCALAR double orr_round_f64(double x) { return rint(x); }
+ORR_SCALAR double orr_pow_f64(double x, double y) { return pow(x, y); }
+ORR_SCALAR double orr_atan2_f64(double x, double y) { return atan2(x, y); }
+ORR_SCALAR double orr_fmod_f64(double x, double y) { return fmod(x, y); }
+ORR_SCALAR double orr_remainder_f64(double x, double y) {
   double r = fmod(x, y);
   return r != 0.0 && (r < 0.0) != (y < 0.0) ? r + y : r;
 }
 
 /* ---- integers: overflow wraps, division by zero gives zero ------------------------------- */
 
-#define ORR_SIGNED_FUNCTIONS(T, U, S)                                                   \
-  static inline T orr_abs_##S(T x) { return x < 0 ? (T)(0 - (U)x) : x; }                \
-  static inline T orr_sign_##S(T x) { return (T)((x > 0) - (x < 0)); }                  \
-  static inline T orr_fmod_##S(T x, T y) { return y == 0 || y == -1 ? 0 : (T)(x % y); } \
-  static inline T orr_remainder_##S(T x, T y) {                                         \
-    T r = orr_fmod_##S(x, y);                                                           \
-    return (T)(r != 0 && (r < 0) != (y < 0) ? r + y : r);                               \
-  }                                                                                     \
-  static inline T orr_pow_##S(T x, T y) {                                               \
-    U base = (U)x, result = 1;                                                          \
-    if (y < 0) return (T)(x == 1 ? 1 : x == -1 ? (y % 2 ? -1 : 1) : 0);                 \
-    for (; y > 0; y /= 2, base *= base) result *= y % 2 ? base : 1;                     \
-    return (T)result;                                                                   \
+#define ORR_SIGNED_FUNCTIONS(T, U, S)                                                \
+  ORR_SCALAR T orr_abs_##S(T x) { return x < 0 ? (T)(0 - (U)x) : x; }                \
+  ORR_SCALAR T orr_sign_##S(T x) { return (T)((x > 0) - (x < 0)); }                  \
+  ORR_SCALAR T orr_fmod_##S(T x, T y) { return y == 0 || y == -1 ? 0 : (T)(x % y); } \
+  ORR_SCALAR T orr_remainder_##S(T x, T y) {                                         \
+    T r = orr_fmod_##S(x, y);                                                        \
+    return (T)(r != 0 && (r < 0) != (y < 0) ? r + y : r);                            \
+  }                                                                                  \
+  ORR_SCALAR T orr_pow_##S(T x, T y) {                                               \
+    U base = (U)x, result = 1;                                                       \
+    if (y < 0) return (T)(x == 1 ? 1 : x == -1 ? (y % 2 ? -1 : 1) : 0);              \
+    for (; y > 0; y /= 2, base *= base) result *= y % 2 ? base : 1;                  \
+    return (T)result;                                                                \
   }
 
 ORR_SIGNED_FUNCTIONS(int64_t, uint64_t, i64)
 ORR_SIGNED_FUNCTIONS(int32_t, uint32_t, i32)
 
-static inline uint8_t orr_abs_u8(uint8_t x) { return x; }
-static inline uint8_t orr_sign_u8(uint8_t x) { return x > 0; }
-static inline uint8_t orr_fmod_u8(uint8_t x, uint8_t y) { return y ? (uint8_t)(x % y) : 0; }
-static inline uint8_t orr_remainder_u8(uint8_t x, uint8_t y) { return orr_fmod_u8(x, y); }
-static inline uint8_t orr_pow_u8(uint8_t x, uint8_t y) {
+ORR_SCALAR uint8_t orr_abs_u8(uint8_t x) { return x; }
+ORR_SCALAR uint8_t orr_sign_u8(uint8_t x) { return x > 0; }
+ORR_SCALAR uint8_t orr_fmod_u8(uint8_t x, uint8_t y) { return y ? (uint8_t)(x % y) : 0; }
+ORR_SCALAR uint8_t orr_remainder_u8(uint8_t x, uint8_t y) { return orr_fmod_u8(x, y); }
+ORR_SCALAR uint8_t orr_pow_u8(uint8_t x, uint8_t y) {
   uint32_t base = x, result = 1;
   for (; y > 0; y = (uint8_t)(y / 2), base *= base) result *= y % 2 ? base : 1;
   return (uint8_t)result;

@@ -9,7 +9,7 @@
 #ifndef ORR_VECTOR_H
 #define ORR_VECTOR_H
 
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__cplusplus)
 #pragma GCC optimize("no-math-errno", "no-trapping-math")
 #endif
 
@@ -21,6 +21,13 @@
 #define ORR_SIMD _Pragma("GCC ivdep")
 #else
 #define ORR_SIMD
+#endif
+
+/* A function of numbers, for the CPU and for the device alike. */
+#ifdef __CUDACC__
+#define ORR_SCALAR static inline __host__ __device__
+#else
+#define ORR_SCALAR static inline
 #endif
 
 #endif
