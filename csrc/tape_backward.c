@@ -239,6 +239,7 @@ static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *cons
   while (b->n && !status) status = step(b, false);
   drop_rest(b);
   orr_zero_release();
+  orr_sequence_release();
   if (status) orr_reducers_drop();
   else status = orr_reducers_flush();
   orr_set_grad_mode(was);
@@ -295,5 +296,6 @@ orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *m
 void orr_backward_end(orr_backward_run *take_r) {
   drop_rest(&take_r->b);
   orr_zero_release();
+  orr_sequence_release();
   free(take_r);
 }
