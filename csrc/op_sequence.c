@@ -2,10 +2,10 @@
  * splits activations (N, T, C) along T (Korthikanti et al. 2022, "Reducing Activation
  * Recomputation in Large Transformer Models", section 4.2).
  *
- * Invariant: the end of a layer scatters what it would reduce (orr_reduce_partial), the entry of
- * one gathers; gradients go the other way, so no value differs from one device's. A tensor that
- * several layers read (queries, keys, values) is gathered once; the copy is kept until another
- * is gathered or backward has ended.
+ * Invariant: the end of a layer scatters what it would reduce (orr_reduce_partial), the entry
+ * of one gathers; gradients go the other way, so no value differs from one device's. A tensor
+ * that several layers read (queries, keys, values) is gathered once; the copy is kept until
+ * another is gathered or backward has ended.
  * To add a layer: ORR_OP_LAYER; its weight is input 1.
  */
 #include "op.h"

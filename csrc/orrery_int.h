@@ -364,7 +364,8 @@ enum orr_op_flags {
   ORR_OP_ORIGIN_IN = 1024,  /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
   ORR_OP_CHANNELS_LAST = 2048, /* a 4-d output is channels-last where oneDNN may run it */
   ORR_OP_LAYER =
-      4096 /* the end of a layer: an output that comes out Partial is reduced at once */
+      4096, /* the end of a layer: an output that comes out Partial is reduced at once */
+  ORR_OP_SUM_GRAD = 8192 /* .grad can add to a gradient that is there (orr_grad.sum) */
 };
 
 /* Bits of .save: what the gradient will ask for. */

@@ -162,6 +162,22 @@ local function run_step(step, order)
   return result
 end
 
+-- Placed tensors that lead back to one that requires grad, as leaves of the step: micro-batches share
+-- the way back, which is walked once, when all is done.
+local function leaves(value, made)
+  if core.is_tensor(value) then
+    if not value.requires_grad or value.is_leaf then return value end
+    local leaf = value:detach()
+    leaf.requires_grad = true
+    made[#made + 1] = { from = value, leaf = leaf }
+    return leaf
+  end
+  if type(value) ~= "table" or getmetatable(value) ~= nil then return value end
+  local copies = {}
+  for k, inner in pairs(value) do copies[k] = leaves(inner, made) end
+  return copies
+end
+
 --- See Plan:step.
 return function(plan, net, criterion, x, y)
   if net._plan ~= plan and net:plan() ~= plan then
@@ -173,10 +189,16 @@ return function(plan, net, criterion, x, y)
   local rows = rows_of(x) or 0
   local micro = micro_of(plan, net, rows, #list)
   if micro == 1 and #list == 1 then return plain(net, criterion, x, y) end
+  local made = {}
+  x, y = leaves(x, made), leaves(y, made)
   local step = setmetatable({
     net = net, criterion = criterion, x = x, y = y, rows = rows, micro = micro, stages = list,
     cuts = balanced(rows, micro), runs = {}, position = { core.random_position() },
   }, Step)
   local model = plan:options "model"
-  return run_step(step, schedule.order(model.schedule or "gpipe", #list, micro, #plan:stages()))
+  local loss = run_step(step, schedule.order(model.schedule or "gpipe", #list, micro, #plan:stages()))
+  for _, m in ipairs(made) do
+    if m.leaf.grad then m.from:backward(m.leaf.grad) end
+  end
+  return loss
 end
