@@ -132,8 +132,9 @@ describe("memory of a pipeline", function()
     local few = step_peaks(text:format ", schedule=1f1b", blocks(4, width), x, n)
     for s = 0, n - 1 do
       -- What is being worked on beside them, and Lua's garbage, is about a micro-batch, with the loss
-      -- two; the first stage also has the batch and its labels.
-      local beside = 1.25 * one + (s == 0 and 2 * rows * width * 4 or 0) + (s == n - 1 and one or 0)
+      -- two; the first stage also has the batch, the last one its labels.
+      local batch = (s == 0 or s == n - 1) and rows * width * 4 or 0
+      local beside = 1.25 * one + batch + (s == n - 1 and one or 0)
       assert.is_true(few[s] <= (n - s) * one + beside,
         ("1f1b, stage %d: %.2f micro-batches"):format(s, few[s] / one))
       assert.is_true(gpipe[s] >= micro * one, ("gpipe, stage %d: %.2f"):format(s, gpipe[s] / one))
