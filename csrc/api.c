@@ -315,11 +315,14 @@ static orr_status mesh_of_plan(const orr_plan *plan, const orr_plan_places *plac
   const orr_plan_stage *stage = &plan->stage[0];
   const char *name[ORR_MAX_AXES];
   int size[ORR_MAX_AXES], device[ORR_MAX_DEVICES];
+  unsigned sequence = 0;
   if (places->n_places > ORR_MAX_DEVICES)
     return orr_fail(ORR_EARG, "plan: a mesh has at most %d devices", ORR_MAX_DEVICES);
   for (int k = 0; k < stage->n_axes; k++) {
     name[k] = orr_plan_kind_name(stage->axis[k].kind);
     size[k] = stage->axis[k].size;
+    const orr_plan_value *v = &stage->axis[k].options[ORR_PLAN_SEQUENCE];
+    sequence |= (unsigned)(v->set && v->number) << k;
   }
   for (int k = 0; k < places->n_places; k++) {
     orr_device *d;
@@ -328,7 +331,7 @@ static orr_status mesh_of_plan(const orr_plan *plan, const orr_plan_places *plac
     ORR_TRY(orr_device_find(label, &d));
     device[k] = d->index;
   }
-  return orr_mesh_get(stage->n_axes, size, name, device, out);
+  return orr_mesh_get(stage->n_axes, size, name, sequence, device, out);
 }
 
 orr_status orrery_mesh(const char *text, const orr_mesh **out) {
@@ -348,7 +351,6 @@ orr_status orrery_mesh(const char *text, const orr_mesh **out) {
                       .find = orr_cuda_find};
   orr_status status = orr_plan_parse(NULL, text, strlen(text), &plan);
   if (!status) status = orr_plan_resolve(plan, &env, &places);
-  if (!status) status = orr_plan_runnable(plan);
   if (!status && plan->n_stages > 1)
     status = orr_fail(ORR_EARG,
                       "plan: %.400s has %d stages, each a mesh of its own; ask for one, "

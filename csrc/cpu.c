@@ -16,8 +16,8 @@
 #endif
 
 #include "cpu_onednn.h"
-#include "machine.h"
 #include "kernel_table.h"
+#include "machine.h"
 
 #define MAPPED ((size_t)4 << 20)   /* blocks from here on are mapped by themselves */
 #define CHECKED ((size_t)64 << 20) /* the system would promise these without having them */

@@ -24,6 +24,9 @@ struct orr_grad {
   orr_layout *const *x_layout; /* of every input, before placing; NULL where absent */
   const bool *needs;           /* which inputs want a gradient */
   orr_tensor **gx;             /* to fill; borrowed */
+  /* Of an input, the gradient that a leaf has: the formula may add to it in place, and leaves
+   * gx NULL then. NULL: nothing to add to. */
+  orr_tensor *const *sum;
   bool create_graph;
   orr_status status;
   orr_tensor **scope; /* what orr_g* made */
@@ -66,6 +69,7 @@ int orr_tape_hooks(const orr_tensor *t);
 orr_status orr_hold_begin(void);
 orr_status orr_hold_note(orr_tensor *leaf);
 orr_status orr_hold_end(double scale);
+bool orr_holding(void);
 
 /* A node whose gradient the binding computes (orrery.custom). */
 typedef struct orr_custom {

@@ -39,8 +39,8 @@ static const char *label(int device, bool in_plan, char *buf, size_t size) {
 }
 
 static bool mesh_is(const orr_mesh *m, int n_axes, const int *size, const char *const *name,
-                    int n, const int *device) {
-  if (m->n_axes != n_axes || m->n != n) return false;
+                    unsigned sequence, int n, const int *device) {
+  if (m->n_axes != n_axes || m->n != n || m->sequence != sequence) return false;
   for (int a = 0; a < n_axes; a++) {
     if (m->size[a] != size[a] || strcmp(m->name[a], name[a]) != 0) return false;
   }
@@ -73,13 +73,13 @@ static orr_status mesh_check(int n_axes, const int *size, const int *device, int
   return ORR_OK;
 }
 
-orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, const int *device,
-                        const orr_mesh **out) {
+orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, unsigned sequence,
+                        const int *device, const orr_mesh **out) {
   int n;
   size_t text = 0;
   ORR_TRY(mesh_check(n_axes, size, device, &n));
   for (mesh_head *h = meshes; h; h = h->next) {
-    if (mesh_is(mesh_of(h), n_axes, size, name, n, device)) {
+    if (mesh_is(mesh_of(h), n_axes, size, name, sequence, n, device)) {
       *out = mesh_of(h);
       return ORR_OK;
     }
@@ -90,6 +90,7 @@ orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, co
   if (!head) return orr_fail(ORR_EMEM, "out of host memory for a mesh");
   orr_mesh *m = mesh_of(head);
   m->n_axes = n_axes;
+  m->sequence = sequence;
   m->n = n;
   memcpy(m->device, device, (size_t)n * sizeof *device);
   char *at = (char *)&m->device[n];
@@ -106,7 +107,7 @@ orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, co
 }
 
 const orr_mesh *orr_mesh_single(int device) {
-  if (!single[device] && orr_mesh_get(0, NULL, NULL, &device, &single[device])) return NULL;
+  if (!single[device] && orr_mesh_get(0, NULL, NULL, 0, &device, &single[device])) return NULL;
   return single[device];
 }
 

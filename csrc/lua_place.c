@@ -12,7 +12,9 @@
 #define REDUCER "orrery.Reducer"
 
 /* mesh({names}, {sizes}, {device names}) */
+/* mesh(names, sizes, devices[, sequence]): sequence[k]: axis k splits it between layers. */
 static int mesh(lua_State *L) {
+  unsigned sequence = 0;
   const char *name[ORR_MAX_AXES];
   int size[ORR_MAX_AXES], device[ORR_MAX_DEVICES] = {0};
   int n_axes = (int)lua_rawlen(L, 1), n = (int)lua_rawlen(L, 3);
@@ -25,6 +27,10 @@ static int mesh(lua_State *L) {
     name[k] = luaL_checkstring(L, -2); /* kept alive by the table */
     size[k] = (int)luaL_checkinteger(L, -1);
     lua_pop(L, 2);
+    if (!lua_istable(L, 4)) continue;
+    lua_rawgeti(L, 4, k + 1);
+    sequence |= (unsigned)lua_toboolean(L, -1) << k;
+    lua_pop(L, 1);
   }
   for (int k = 0; k < n; k++) {
     lua_rawgeti(L, 3, k + 1);
@@ -35,7 +41,7 @@ static int mesh(lua_State *L) {
   }
   const orr_mesh *m;
   if (n_axes == 0) m = orr_mesh_single(device[0]);
-  else orr_lua_try(L, orr_mesh_get(n_axes, size, name, device, &m));
+  else orr_lua_try(L, orr_mesh_get(n_axes, size, name, sequence, device, &m));
   lua_pushlightuserdata(L, (void *)m);
   return 1;
 }

@@ -410,29 +410,12 @@ static int plan_resolve(lua_State *L) {
   return 1;
 }
 
-/* ---@return true | nil, string  does the engine run it, and if not: why, and what runs */
-static int plan_runnable(lua_State *L) {
-  if (orr_plan_runnable(check_plan(L)) == ORR_OK) {
-    lua_pushboolean(L, 1);
-    return 1;
-  }
-  lua_pushnil(L);
-  lua_pushstring(L, orr_last_error());
-  return 2;
-}
-
 int orr_lua_open_plan(lua_State *L) {
-  static const luaL_Reg methods[] = {{"text", plan_text},
-                                     {"kind", plan_kind},
-                                     {"devices", plan_devices},
-                                     {"stages", plan_stages},
-                                     {"options", plan_options},
-                                     {"resolve", plan_resolve},
-                                     {"runnable", plan_runnable},
-                                     {"__tostring", plan_text},
-                                     {"__eq", plan_eq},
-                                     {"__gc", plan_gc},
-                                     {NULL, NULL}};
+  static const luaL_Reg methods[] = {{"text", plan_text},       {"kind", plan_kind},
+                                     {"devices", plan_devices}, {"stages", plan_stages},
+                                     {"options", plan_options}, {"resolve", plan_resolve},
+                                     {"__tostring", plan_text}, {"__eq", plan_eq},
+                                     {"__gc", plan_gc},         {NULL, NULL}};
   static const luaL_Reg functions[] = {
       {"parse", plan_parse}, {"make", plan_make}, {NULL, NULL}};
   luaL_newmetatable(L, PLACES);

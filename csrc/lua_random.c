@@ -70,7 +70,7 @@ static int random_bernoulli(lua_State *L) {
 }
 
 static int push_permutation(lua_State *L, const orr_random_key *key, uint64_t n) {
-  orr_tensor *t;
+  orr_tensor *t = NULL;
   orr_lua_enter(L);
   orr_lua_try(L, orr_random_permutation(key, (int64_t)n, &t));
   orr_lua_push(L, t);

@@ -295,6 +295,7 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   }
   for (int k = 0; k < op->n_out; k++) c.out[k] = NULL;
   orr_status status = infer(&c);
+  if (!status && n_in > 1) status = orr_sequence_gather(&c);
   if (!status && c.in_place) status = check_in_place(&c, &in[0]->meta);
   for (int k = 0; k < n_in; k++) given[k] = c.in[k];
   if (!status) status = place_and_run(&c, moved);

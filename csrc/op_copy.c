@@ -79,8 +79,14 @@ static orr_status grad_redistribute(orr_grad *g) {
   orr_layout *layout = g->x_layout[0];
   orr_tensor *gy = g->gy[0], *back;
   if (gy->layout->mesh == layout->mesh) {
+    orr_layout *to;
     g->gx[0] = gy;
-    return ORR_OK;
+    ORR_TRY(orr_sequence_back(gy, layout, &to));
+    if (!to) return ORR_OK;
+    orr_status status = orr_redistribute_op(gy, to, &back);
+    orr_layout_free(to);
+    if (!status) g->gx[0] = orr_g_keep(g, back);
+    return status ? status : g->status;
   }
   if (orr_layout_is_partial(layout)) layout = orr_layout_replicate(layout->mesh);
   ORR_TRY(orr_redistribute_op(gy, layout, &back));
@@ -115,7 +121,10 @@ orr_status orr_reduce_partial(orr_tensor **t) {
   if (!orr_layout_is_partial(now)) return ORR_OK;
   for (int a = 0; a < now->mesh->n_axes; a++) {
     place[a] = now->axis[a];
-    if (place[a].kind == ORR_PARTIAL) place[a] = (orr_place){.kind = ORR_REPLICATE};
+    if (place[a].kind != ORR_PARTIAL) continue;
+    bool along = orr_splits_sequence(now->mesh, a, (*t)->meta.ndim);
+    place[a] =
+        along ? (orr_place){.kind = ORR_SHARD, .dim = 1} : (orr_place){.kind = ORR_REPLICATE};
   }
   ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
   orr_status status = orr_redistribute_op(*t, layout, &whole);

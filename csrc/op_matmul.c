@@ -4,6 +4,8 @@
  * sharded inner dimension leaves Partial(sum). Transposes are views: nothing is copied for one.
  * To add a product: bring it to `product` on views (.., M, K), (.., K, N), (.., M, N).
  */
+#include <string.h>
+
 #include "op.h"
 #include "op_view.h"
 
@@ -243,6 +245,69 @@ static const orr_op rows_product = {.name = "rows_product",
                                     .run = run_rows,
                                     .grad = grad_rows};
 
+/* ---- the same, added to what is there: in: sum (m, n), a (.., m), b (.., n) ---- */
+
+static orr_status infer_rows_add(orr_call *c) {
+  c->n_written = 1;
+  return ORR_OK;
+}
+
+static orr_status run_rows_add(const orr_work *w, int shard) {
+  orr_view a = *orr_work_in(w, shard, 1), b = *orr_work_in(w, shard, 2);
+  if (a.ndim == 1) {
+    add_dim(&a, 0);
+    add_dim(&b, 0);
+  }
+  return add_rows(w, a, b, orr_work_in(w, shard, 0), true);
+}
+
+static int rule_as_placed(const orr_call *c, int axis, orr_row *rows, int max, bool *only) {
+  *only = true;
+  if (max < 1) return 0;
+  for (int k = 0; k < c->n_in; k++) rows[0].in[k] = c->in[k]->layout->axis[axis];
+  return 1;
+}
+
+static const orr_op rows_product_add_ = {.name = "rows_product_add_",
+                                         .flags = ORR_OP_ALWAYS_IN_PLACE | ORR_OP_NO_GRAD,
+                                         .n_in = 3,
+                                         .infer = infer_rows_add,
+                                         .rule = rule_as_placed,
+                                         .run = run_rows_add};
+
+static bool cut_alike(const orr_place *a, const orr_place *b, int parts) {
+  return a->kind == ORR_SHARD && b->kind == ORR_SHARD && a->bounds && b->bounds &&
+         memcmp(a->bounds, b->bounds, (size_t)(parts + 1) * sizeof *a->bounds) == 0;
+}
+
+/* Whether the product of the shards of a and b on this axis is what the shards of sum hold. */
+static bool sums_alike(const orr_tensor *sum, const orr_tensor *a, const orr_tensor *b,
+                       int axis) {
+  const orr_place *s = &sum->layout->axis[axis], *pa = &a->layout->axis[axis],
+                  *pb = &b->layout->axis[axis];
+  int parts = sum->layout->mesh->size[axis], last = a->meta.ndim - 1;
+  bool whole_a = pa->kind == ORR_REPLICATE, whole_b = pb->kind == ORR_REPLICATE;
+  if (parts == 1) return true;
+  if (s->kind == ORR_REPLICATE) return whole_a && whole_b;
+  if (s->kind == ORR_PARTIAL)
+    return s->op == ORR_SUM && cut_alike(pa, pb, parts) && pa->dim == pb->dim && pa->dim < last;
+  const orr_place *cut = s->dim == 0 ? pa : pb;
+  return (s->dim == 0 ? whole_b : whole_a) && cut->dim == last && cut_alike(s, cut, parts);
+}
+
+/* Whether the product of gy and x could be added to the weight's gradient; it has been then.
+ * Meshes of one axis: bounds of a nested cut are another row of numbers. */
+static bool added(orr_grad *g, orr_tensor *gy, orr_tensor *x) {
+  orr_tensor *sum = g->sum ? g->sum[1] : NULL, *in[3] = {sum, gy, x};
+  if (!sum || g->status) return false;
+  const orr_mesh *mesh = sum->layout->mesh;
+  if (mesh->n_axes > 1 || gy->layout->mesh != mesh || x->layout->mesh != mesh) return false;
+  if (mesh->n_axes == 1 && !sums_alike(sum, gy, x, 0)) return false;
+  if (gy->meta.dtype != sum->meta.dtype || x->meta.dtype != sum->meta.dtype) return false;
+  g->status = orr_dispatch(&rows_product_add_, in, 3, NULL, true, NULL);
+  return true;
+}
+
 /* ---- linear: x (.., in), w (out, in), b (out) or absent ---- */
 
 static orr_status infer_linear(orr_call *c) {
@@ -317,7 +382,8 @@ static orr_status grad_linear(orr_grad *g) {
   orr_tensor *gy = g->gy[0];
   int last = gy->meta.ndim - 1;
   if (g->needs[0]) g->gx[0] = times(g, gy, g->x[1]);
-  if (g->needs[1]) g->gx[1] = orr_g(g, &rows_product, NULL, 2, gy, g->x[0]);
+  if (g->needs[1] && !added(g, gy, g->x[0]))
+    g->gx[1] = orr_g(g, &rows_product, NULL, 2, gy, g->x[0]);
   if (g->n_in > 2 && g->needs[2])
     g->gx[2] = last > 0 ? orr_g_sum(g, gy, (1u << last) - 1, false) : gy;
   return g->status;
@@ -325,7 +391,7 @@ static orr_status grad_linear(orr_grad *g) {
 
 static const orr_op linear = {.name = "linear",
                               .args = "t t t?",
-                              .flags = ORR_OP_LAYER,
+                              .flags = ORR_OP_LAYER | ORR_OP_SUM_GRAD,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,
@@ -336,4 +402,5 @@ static const orr_op linear = {.name = "linear",
                               .run = run_linear,
                               .grad = grad_linear};
 
-const orr_op *const orr_ops_matmul[] = {&orr_op_matmul, &rows_product, &linear, NULL};
+const orr_op *const orr_ops_matmul[] = {&orr_op_matmul, &rows_product, &rows_product_add_,
+                                        &linear, NULL};

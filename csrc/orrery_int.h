@@ -65,7 +65,8 @@ struct orr_mesh {
   int n_axes; /* 0 for a single device */
   int size[ORR_MAX_AXES];
   const char *name[ORR_MAX_AXES]; /* "data", "tensor" or the user's */
-  int n;                          /* devices, row-major over the axes */
+  unsigned sequence; /* bit a: between layers that axis a splits, it splits the sequence */
+  int n;             /* devices, row-major over the axes */
   int device[];
 };
 
@@ -86,8 +87,8 @@ typedef struct orr_layout {
   orr_place axis[ORR_MAX_AXES];
 } orr_layout;
 
-orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, const int *device,
-                        const orr_mesh **out);
+orr_status orr_mesh_get(int n_axes, const int *size, const char *const *name, unsigned sequence,
+                        const int *device, const orr_mesh **out);
 const orr_mesh *orr_mesh_single(int device);
 int orr_mesh_coordinate(const orr_mesh *mesh, int rank, int axis);
 /* The first rank of `rank`'s group along `axis`, and the step to the next member. */
@@ -363,7 +364,8 @@ enum orr_op_flags {
   ORR_OP_ORIGIN_IN = 1024,  /* with ORR_OP_ORIGIN: of in[0]'s shard instead of out[0]'s */
   ORR_OP_CHANNELS_LAST = 2048, /* a 4-d output is channels-last where oneDNN may run it */
   ORR_OP_LAYER =
-      4096 /* the end of a layer: an output that comes out Partial is reduced at once */
+      4096, /* the end of a layer: an output that comes out Partial is reduced at once */
+  ORR_OP_SUM_GRAD = 8192 /* .grad can add to a gradient that is there (orr_grad.sum) */
 };
 
 /* Bits of .save: what the gradient will ask for. */
@@ -436,6 +438,20 @@ void orr_zero_release(void); /* lets go of the last gathered copy */
 orr_status orr_zero_slices(orr_tensor *const *param, int n, orr_tensor **slice);
 /* The updated slices back into all replicas, one collective a mesh. */
 orr_status orr_zero_put_back(orr_tensor *const *param, orr_tensor *const *slice, int n);
+
+/* op_sequence.c: meshes whose tensor axis splits the sequence between split layers. */
+/* Whether axis a of the layout splits the sequence of tensors of that rank. */
+static inline bool orr_splits_sequence(const orr_mesh *mesh, int a, int ndim) {
+  return ndim == 3 && mesh->sequence >> a & 1;
+}
+/* Input 0 of a layer whose weight is split: gathered along the sequence, once for all layers
+ * that read it. */
+orr_status orr_sequence_gather(orr_call *c);
+/* The layout in which a gradient goes back through a redistribution of a tensor that stood
+ * under `layout`: scattered where that was split, gathered where it was Partial. Owned; NULL:
+ * as it is. */
+orr_status orr_sequence_back(const orr_tensor *gy, const orr_layout *layout, orr_layout **out);
+void orr_sequence_release(void); /* lets go of the last gathered tensor */
 
 /* infer: replaces input k by its cast to dtype, differentiably. */
 orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);

@@ -124,9 +124,6 @@ typedef struct orr_plan {
 orr_status orr_plan_parse(const char *prefix, const char *text, size_t length, orr_plan **out);
 void orr_plan_free(orr_plan *plan);
 
-/* Does this engine run the plan? ORR_EARG with the reason and the nearest plan that runs. */
-orr_status orr_plan_runnable(const orr_plan *plan);
-
 /* The devices that are visible. A bare number names a CUDA device where there is one. */
 typedef struct orr_plan_env {
   int n_cpu, n_cuda;

@@ -2,7 +2,7 @@
  *
  * Invariant: a resolved plan names only devices that exist, each once, and one kind of device
  * in a mesh.
- * To run more plans: take the refusal out of orr_plan_runnable when the engine has the part.
+ * To name devices in another way: a naming in plan.h, its case in place_leaf.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,48 +98,4 @@ void orr_plan_places_free(orr_plan_places *places) {
   free(places->first);
   free(places->place);
   free(places);
-}
-
-/* -- what runs ---------------------------------------------------------------------------- */
-
-/* Sets or clears sequence=true in the subtree's tensor nodes; returns whether one had it. */
-static bool set_sequence(orr_plan_node *node, bool on) {
-  orr_plan_value *v = node->options ? &node->options[ORR_PLAN_SEQUENCE] : NULL;
-  bool found = v && v->number;
-  if (found) v->set = on;
-  for (orr_plan_node *c = node->first; c; c = c->next) found = set_sequence(c, on) || found;
-  return found;
-}
-
-/* The plan without what does not run. */
-static char *nearest_text(const orr_plan *plan) {
-  set_sequence(plan->root, false);
-  char *text = orr_plan_node_text(plan->root);
-  set_sequence(plan->root, true);
-  return text;
-}
-
-static bool splits_sequence(const orr_plan *plan) {
-  for (int s = 0; s < plan->n_stages; s++)
-    for (int i = 0; i < plan->stage[s].n_axes; i++) {
-      const orr_plan_value *v = &plan->stage[s].axis[i].options[ORR_PLAN_SEQUENCE];
-      if (v->set && v->number) return true;
-    }
-  return false;
-}
-
-orr_status orr_plan_runnable(const orr_plan *plan) {
-  const char *needs = NULL;
-  if (splits_sequence(plan)) {
-    needs = "sequence=true needs normalisation along the sequence";
-  }
-  if (!needs) return ORR_OK;
-  char *nearest = nearest_text(plan);
-  if (!nearest) return orr_fail(ORR_EMEM, "plan: out of memory");
-  orr_fail(ORR_EARG,
-           "plan: %.400s does not run: %s, which this engine does not have; the nearest "
-           "plan that works is %.400s",
-           plan->text, needs, nearest);
-  free(nearest);
-  return ORR_EARG;
 }

@@ -245,6 +245,7 @@ static orr_status transfer(const orr_tensor *t, const orr_tensor *y) {
     orr_piece_fill(&c->dst[r], y, r);
   }
   c->run = orr_run_pull;
+  c->use_comm = !orr_tensor_device(t, 0)->is_inline; /* between the ops of a busy device */
   c->width = width;
   for (int a = 0; a < t->layout->mesh->n_axes; a++)
     if (t->layout->axis[a].kind == ORR_PARTIAL) c->op = t->layout->axis[a].op;

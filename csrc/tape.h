@@ -40,6 +40,7 @@ typedef struct orr_node {
 uint32_t orr_saved_version(const orr_tensor *t);
 void orr_node_drop_saved(orr_node *node);
 /* Fills node->edge inputs' gradients: runs the op's formula. gx: owned, NULL where none. */
-orr_status orr_node_run(orr_node *node, bool create_graph, orr_tensor **gx);
+orr_status orr_node_run(orr_node *node, bool create_graph, orr_tensor *const *sum,
+                        orr_tensor **gx);
 
 #endif

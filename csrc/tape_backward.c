@@ -13,6 +13,8 @@
 #include "op.h"
 #include "tape.h"
 
+enum { SUM_INPUTS = 3 }; /* of the ops with ORR_OP_SUM_GRAD */
+
 typedef struct backward {
   orr_node **heap;
   int n, cap;
@@ -149,6 +151,29 @@ static bool passes_partial(const orr_node *node) {
   return n == 1 && node->op->flags & ORR_OP_MULTILINEAR;
 }
 
+/* The gradient of input k's leaf, where the formula may add to it in place: nobody else holds
+ * it, nobody looks at what is added, and if backward fails it is dropped as a whole. */
+static orr_status sum_of(backward *b, const orr_node *node, int k, orr_tensor **out) {
+  orr_tensor *leaf = node->edge[k].leaf;
+  *out = NULL;
+  if (!leaf || !node->needs[k] || b->x || b->create_graph || leaf->hooks || !orr_holding())
+    return ORR_OK;
+  ORR_TRY(orr_hold_note(leaf));
+  orr_tensor *g = leaf->grad;
+  bool own = g && g->rc == 1 && g->storage->rc == 1 && !g->requires_grad;
+  if (own && g->layout->mesh == leaf->layout->mesh && g->meta.dtype == leaf->meta.dtype)
+    *out = g;
+  return ORR_OK;
+}
+
+static orr_status run_op(backward *b, orr_node *node, orr_tensor **gx) {
+  orr_tensor *sum[SUM_INPUTS] = {NULL};
+  if (!(node->op->flags & ORR_OP_SUM_GRAD))
+    return orr_node_run(node, b->create_graph, NULL, gx);
+  for (int k = 0; k < node->n_in && k < SUM_INPUTS; k++) ORR_TRY(sum_of(b, node, k, &sum[k]));
+  return orr_node_run(node, b->create_graph, sum, gx);
+}
+
 static orr_status run_node(backward *b, orr_node *node) {
   bool reduce = !passes_partial(node);
   for (int k = 0; k < node->n_out; k++) {
@@ -159,7 +184,7 @@ static orr_status run_node(backward *b, orr_node *node) {
   }
   orr_tensor **gx = calloc((size_t)node->n_in + 1, sizeof *gx);
   if (!gx) return orr_fail(ORR_EMEM, "out of host memory for backward");
-  orr_status status = orr_node_run(node, b->create_graph, gx);
+  orr_status status = run_op(b, node, gx);
   for (int k = 0; k < node->n_out; k++) {
     if (node->gy[k]) orr_tensor_free(node->gy[k]);
     node->gy[k] = NULL;
@@ -239,6 +264,7 @@ static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *cons
   while (b->n && !status) status = step(b, false);
   drop_rest(b);
   orr_zero_release();
+  orr_sequence_release();
   if (status) orr_reducers_drop();
   else status = orr_reducers_flush();
   orr_set_grad_mode(was);
@@ -295,5 +321,6 @@ orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *m
 void orr_backward_end(orr_backward_run *take_r) {
   drop_rest(&take_r->b);
   orr_zero_release();
+  orr_sequence_release();
   free(take_r);
 }

@@ -212,7 +212,8 @@ static void drop_inputs(orr_node *node, orr_tensor **take_x) {
   free(take_x);
 }
 
-static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx) {
+static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor *const *sum,
+                              orr_tensor **gx) {
   if (!node->op->grad)
     return orr_fail(ORR_EARG, "%s has no gradient%s", node->op->name,
                     create_graph ? " of its gradient" : "");
@@ -231,6 +232,7 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
                 .x_layout = node->x_layout,
                 .needs = node->needs,
                 .gx = gx,
+                .sum = sum,
                 .create_graph = create_graph,
                 .scope = small,
                 .cap_scope = ORR_SMALL_SCOPE};
@@ -256,11 +258,12 @@ static orr_status run_formula(orr_node *node, bool create_graph, orr_tensor **gx
   return status;
 }
 
-orr_status orr_node_run(orr_node *node, bool create_graph, orr_tensor **gx) {
+orr_status orr_node_run(orr_node *node, bool create_graph, orr_tensor *const *sum,
+                        orr_tensor **gx) {
   orr_status status = check_saved(node);
   if (!status && node->custom.backward)
     status = node->custom.backward(node->custom.state, node->n_out, node->gy, node->n_in, gx);
-  else if (!status) status = run_formula(node, create_graph, gx);
+  else if (!status) status = run_formula(node, create_graph, sum, gx);
   if (status && node->source)
     orr_fail_in(status, "recorded at %s:%d", node->source, node->line);
   return status;

@@ -45,7 +45,7 @@ orr_status orr_hold_note(orr_tensor *leaf) {
 static orr_status settle(held *h, double scale) {
   orr_args args = {.f = {scale}};
   orr_tensor *scaled, *total;
-  if (!h->leaf->grad) return ORR_OK;
+  if (!h->leaf->grad || (scale == 1 && !h->old)) return ORR_OK;
   ORR_TRY(orr_call1(orr_op_binary(ORR_BIN_mul)->scalar, h->leaf->grad, &args, &scaled));
   if (h->old) {
     orr_status status = orr_call2(orr_op_binary(ORR_BIN_add), h->old, scaled, NULL, &total);
@@ -57,6 +57,8 @@ static orr_status settle(held *h, double scale) {
   h->leaf->grad = scaled;
   return ORR_OK;
 }
+
+bool orr_holding(void) { return holding; }
 
 orr_status orr_hold_end(double scale) {
   if (!holding) return ORR_OK;

@@ -132,8 +132,9 @@ describe("memory of a pipeline", function()
     local few = step_peaks(text:format ", schedule=1f1b", blocks(4, width), x, n)
     for s = 0, n - 1 do
       -- What is being worked on beside them, and Lua's garbage, is about a micro-batch, with the loss
-      -- two; the first stage also has the batch and its labels.
-      local beside = 1.25 * one + (s == 0 and 2 * rows * width * 4 or 0) + (s == n - 1 and one or 0)
+      -- two; the first stage also has the batch, the last one its labels.
+      local batch = (s == 0 or s == n - 1) and rows * width * 4 or 0
+      local beside = 1.25 * one + batch + (s == n - 1 and one or 0)
       assert.is_true(few[s] <= (n - s) * one + beside,
         ("1f1b, stage %d: %.2f micro-batches"):format(s, few[s] / one))
       assert.is_true(gpipe[s] >= micro * one, ("gpipe, stage %d: %.2f"):format(s, gpipe[s] / one))
@@ -428,5 +429,59 @@ describe("core.to_stage", function()
     assert.is_true(rawequal(host, core.to_stage(host, stages[2].mesh)))
     assert.is_true(rawequal(first, core.to_stage(first, stages[1].mesh)))
     assert.equal("cpu:7", core.to_stage(first, stages[2].mesh):shards()[1].device)
+  end)
+end)
+
+describe("plan:step", function()
+  local function mse(a, b) return (a - b):square():mean() end
+
+  for _, text in ipairs { "data<0; micro=3>", "data<0,1; micro=3>", "model<0,1; micro=4, schedule=1f1b>",
+    "model<tensor<0,1>, tensor<2,3>; micro=3>" } do
+    it(text .. ": gives an input that requires grad its gradient", function()
+      orrery.manual_seed(1)
+      local net = nn.Sequential(nn.Linear(4, 6, f64), nn.Tanh(), nn.Linear(6, 3, f64))
+      local x, y = orrery.randn(7, 4, f64), orrery.randn(7, 3, f64)
+      x.requires_grad = true
+      mse(net(x), y):backward()
+      local want = x.grad:clone()
+      x.grad = nil
+      local plan = parallel(text)
+      net = plan(net, x:detach())
+      plan:step(net, mse, x, y)
+      behave.near(want, x.grad, 1e-12)
+    end)
+  end
+
+  it("adds a micro-batch's gradients of weights within the product that makes them", function()
+    local plan = parallel "data<0; micro=4>"
+    local net = plan(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)))
+    local x, y, calls = orrery.randn(8, 4), orrery.randn(8, 3), {}
+    for _, row in ipairs(orrery.profile(function() plan:step(net, mse, x, y) end)) do
+      calls[row.op] = row.calls
+    end
+    assert.equal(2, calls.rows_product)
+    assert.equal(6, calls.rows_product_add_)
+  end)
+
+  it("model<0; recompute=true> runs layers again, with the numbers of one device", function()
+    local plan = parallel "model<0; micro=2, recompute=true>"
+    local function make()
+      orrery.manual_seed(2)
+      return nn.Sequential(nn.Linear(4, 5, f64), nn.Dropout(0.5), nn.Linear(5, 3, f64))
+    end
+    local x, y = orrery.randn(8, 4, f64), orrery.randn(8, 3, f64)
+    local function gradients(p)
+      local net = p(make(), x)
+      orrery.manual_seed(3)
+      local calls = {}
+      for _, row in ipairs(orrery.profile(function() p:step(net, mse, x, y) end)) do
+        calls[row.op] = row.calls
+      end
+      return net:parameters(), calls.linear
+    end
+    local want, once = gradients(parallel "data<0; micro=2>")
+    local got, twice = gradients(plan)
+    for k, p in ipairs(want) do behave.near(p.grad, got[k].grad, 1e-12) end
+    assert.equal(2 * once, twice)
   end)
 end)

@@ -214,24 +214,6 @@ describe("the plan language", function()
     assert.matches("no device answers", failure(p.resolve, p, { cpu = 1, cuda = 1 }))
   end)
 
-  it("runs every kind of node, and names the nearest plan for the rest", function()
-    for _, text in ipairs { "data<0,1>", "data<data<0,1>, data<2,3>>", "data<0; micro=1>",
-      "data<0,1; bucket=1MiB, sync_bn=false>", "data<0; micro=2>", "model<0,1>",
-      "tensor<0..3>", "data<0,1; zero=1, bucket=2KiB>",
-      "data<tensor<0,1>, tensor<4,5>; sync_bn=false>" } do
-      assert.is_true((plan.parse(text):runnable()))
-    end
-    for text, nearest in pairs {
-      ["tensor<0..3; sequence=true>"] = "tensor<0..3>",
-      ["data<tensor<0,1>, tensor<2,3; sequence=true>; zero=1>"] = "data<tensor<0,1>, tensor<2,3>; zero=1>",
-    } do
-      local ok, reason = plan.parse(text):runnable()
-      assert.is_nil(ok)
-      assert.matches("the nearest plan that works is " .. nearest, reason, 1, true)
-      assert.is_true((plan.parse(nearest):runnable()))
-    end
-  end)
-
   it("keeps its footing under random damage", function()
     local seed, alphabet = 7, "data<>model tensor0123..,:;=\"'*\0cpu:\255"
     local function random(n) seed = (seed * 16807) % 2147483647 return seed % n + 1 end

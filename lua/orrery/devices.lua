@@ -70,7 +70,8 @@ local list_meta = {
     parts[#parts + 1] = section(list, "cuda")
     parts[#parts + 1] = section(list, "cpu")
     parts[#parts + 1] = env.cuda > 0
-      and setting("CUDA_VISIBLE_DEVICES", ": all GPUs are visible") .. "; " .. setting("ORRERY_CUDA_DEVICES", "")
+      and setting("CUDA_VISIBLE_DEVICES", ": all GPUs are visible") .. "; "
+        .. setting("ORRERY_CUDA_DEVICES", "")
       or "no CUDA device: " .. env.cuda_why
     parts[#parts + 1] = setting("ORRERY_CPU_DEVICES", ": a CPU device a core, at least 2")
       .. "; a bare number k in a plan is " .. (env.cuda > 0 and "cuda:k" or "cpu:k")

@@ -116,8 +116,9 @@ local function complete(plan, net, args)
   place_tensors(plan, net, stages_of_tensors(net, layers, assigned, list), splits)
   net._stages = list
   for k, layer in ipairs(layers) do
-    layer.module._stage = #list > 1 and list[assigned[k]]
-    layer.module._recompute = #list > 1 and recompute.wanted(plan, layer.name)
+    local again = recompute.wanted(plan, layer.name)
+    layer.module._stage = (#list > 1 or again) and list[assigned[k]]
+    layer.module._recompute = again
   end
   net._resolved = resolve(plan, assigned, #list)
 end

@@ -84,19 +84,16 @@ function Plan:options(kind) return self._ast:options()[kind] or {} end
 function Plan:micro() return self._ast:options().micro end
 
 --- The stages in order: their mesh, axes, devices, and the count or pattern of layers where given.
---- Raises where the plan asks for what cannot run.
 ---@return {mesh: userdata, axes: {name: string, size: integer}[], devices: string[]}[]
 function Plan:stages()
   if self._stages[1].mesh then return self._stages end
-  local ok, reason = self._ast:runnable()
-  if not ok then check.raise("%s", reason) end
   local meshes = {}
   for s, stage in ipairs(self._stages) do
-    local names, sizes = {}, {}
+    local names, sizes, sequence = {}, {}, {}
     for k, axis in ipairs(stage.axes) do
-      names[k], sizes[k] = axis.name, axis.size
+      names[k], sizes[k], sequence[k] = axis.name, axis.size, axis.options.sequence or false
     end
-    stage.mesh = core.mesh(names, sizes, stage.devices)
+    stage.mesh = core.mesh(names, sizes, stage.devices, sequence)
     meshes[s] = stage.mesh
   end
   if #meshes > 1 then core.stages(meshes) end

@@ -70,14 +70,14 @@ end
 local Step = {}
 Step.__index = Step
 
-function Step:cut(value, micro)
-  return cut(self.stages[1], value, self.cuts[micro].first, self.cuts[micro].n)
+function Step:cut(stage, value, micro)
+  return cut(stage, value, self.cuts[micro].first, self.cuts[micro].n)
 end
 
 function Step:forward(task)
   local run = self.runs[task.micro]
   if not run then
-    local x = self:cut(self.x, task.micro)
+    local x = self:cut(self.stages[1], self.x, task.micro)
     run = stages.forward(function() return self.net:run_placed(x) end)
     run.position = { self.position[1], self.position[2] }
     self.runs[task.micro] = run
@@ -94,7 +94,7 @@ end
 
 -- The loss of a micro-batch, and the start of its backward.
 function Step:finish(run, micro)
-  local y = self:cut(self.y, micro)
+  local y = self:cut(self.stages[#self.stages], self.y, micro)
   local loss, count = self.criterion(run.result, y)
   run.result = nil
   local weight = 1
@@ -162,6 +162,32 @@ local function run_step(step, order)
   return result
 end
 
+-- The tensors of value on the stage where the loss is: what the loss needs must not wait for the queues
+-- of other stages.
+local function on_stage(stage, value)
+  if core.is_tensor(value) then return core.to_stage(value, stage.mesh) end
+  if type(value) ~= "table" or getmetatable(value) ~= nil then return value end
+  local moved = {}
+  for k, inner in pairs(value) do moved[k] = on_stage(stage, inner) end
+  return moved
+end
+
+-- Placed tensors that lead back to one that requires grad, as leaves of the step: micro-batches share
+-- the way back, which is walked once, when all is done.
+local function leaves(value, made)
+  if core.is_tensor(value) then
+    if not value.requires_grad or value.is_leaf then return value end
+    local leaf = value:detach()
+    leaf.requires_grad = true
+    made[#made + 1] = { from = value, leaf = leaf }
+    return leaf
+  end
+  if type(value) ~= "table" or getmetatable(value) ~= nil then return value end
+  local copies = {}
+  for k, inner in pairs(value) do copies[k] = leaves(inner, made) end
+  return copies
+end
+
 --- See Plan:step.
 return function(plan, net, criterion, x, y)
   if net._plan ~= plan and net:plan() ~= plan then
@@ -169,14 +195,20 @@ return function(plan, net, criterion, x, y)
   end
   if net._pending then net._pending(x) end
   local list = net._stages or plan:stages()
-  x, y = plan:place(x), plan:place(y)
+  x, y = plan:place(x), on_stage(list[#list], batch.place(list[#list], y))
   local rows = rows_of(x) or 0
   local micro = micro_of(plan, net, rows, #list)
   if micro == 1 and #list == 1 then return plain(net, criterion, x, y) end
+  local made = {}
+  x, y = leaves(x, made), leaves(y, made)
   local step = setmetatable({
     net = net, criterion = criterion, x = x, y = y, rows = rows, micro = micro, stages = list,
     cuts = balanced(rows, micro), runs = {}, position = { core.random_position() },
   }, Step)
   local model = plan:options "model"
-  return run_step(step, schedule.order(model.schedule or "gpipe", #list, micro, #plan:stages()))
+  local loss = run_step(step, schedule.order(model.schedule or "gpipe", #list, micro, #plan:stages()))
+  for _, m in ipairs(made) do
+    if m.leaf.grad then m.from:backward(m.leaf.grad) end
+  end
+  return loss
 end
