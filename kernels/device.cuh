@@ -24,6 +24,12 @@ extern "C" {
 
 #define ORR_EXPORT extern "C"
 
+#ifdef ORR_FAKE
+#define ORR_UNROLL
+#else
+#define ORR_UNROLL _Pragma("unroll")
+#endif
+
 /* ---- launching ----------------------------------------------------------------------------
  *
  * ORR_LAUNCH(kernel, grid, block, shared_bytes, arguments...): `kernel` in parentheses where it
@@ -207,6 +213,14 @@ static inline bool orr_aligned(const void *p, size_t bytes) {
 template <typename T>
 struct orr_tag {
   typedef T type;
+};
+template <typename A, typename B>
+struct orr_same {
+  static const bool value = false;
+};
+template <typename A>
+struct orr_same<A, A> {
+  static const bool value = true;
 };
 template <typename F>
 static inline void orr_by_float(orr_dtype dtype, F f) {

@@ -14,7 +14,7 @@ static __device__ inline T orr_shuffle_xor(T x, int lanes) {
   static_assert(sizeof(T) % 4 == 0, "whole words");
   unsigned words[sizeof(T) / 4];
   memcpy(words, &x, sizeof x);
-#pragma unroll
+  ORR_UNROLL
   for (unsigned i = 0; i < sizeof(T) / 4; i++) {
     words[i] = __shfl_xor_sync(ORR_ALL_LANES, words[i], lanes);
   }
@@ -28,7 +28,7 @@ static __device__ inline T orr_shuffle_up(T x, unsigned lanes) {
   static_assert(sizeof(T) % 4 == 0, "whole words");
   unsigned words[sizeof(T) / 4];
   memcpy(words, &x, sizeof x);
-#pragma unroll
+  ORR_UNROLL
   for (unsigned i = 0; i < sizeof(T) / 4; i++) {
     words[i] = __shfl_up_sync(ORR_ALL_LANES, words[i], lanes);
   }
@@ -65,7 +65,7 @@ struct orr_smaller {
 /* The joint value of the warp, in every lane. */
 template <typename T, typename J>
 static __device__ inline T orr_warp_join(T x, J join) {
-#pragma unroll
+  ORR_UNROLL
   for (int lanes = ORR_WARP / 2; lanes > 0; lanes /= 2) x = join(x, orr_shuffle_xor(x, lanes));
   return x;
 }

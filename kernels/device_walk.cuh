@@ -48,14 +48,19 @@ struct orr_walk {
   int64_t stride[N][ORR_MAX_DIM];
   /* Offsets of element i, in elements, one a view. */
   __device__ inline void at(uint32_t i, int64_t (&off)[N]) const {
-#pragma unroll
+    if (ndim <= 1) {
+      ORR_UNROLL
+      for (int v = 0; v < N; v++) off[v] = (int64_t)i * stride[v][0];
+      return;
+    }
+    ORR_UNROLL
     for (int v = 0; v < N; v++) off[v] = 0;
-#pragma unroll
+    ORR_UNROLL
     for (int d = ORR_MAX_DIM - 1; d >= 0; d--) {
       if (d >= ndim) continue;
       uint32_t next = d > 0 ? shape[d].over(i) : 0, at = i - next * shape[d].d;
       i = next;
-#pragma unroll
+      ORR_UNROLL
       for (int v = 0; v < N; v++) off[v] += (int64_t)at * stride[v][d];
     }
   }
@@ -129,6 +134,17 @@ static inline int64_t orr_axes_pop(orr_axes<N> *x, int64_t (&stride)[N]) {
   return size;
 }
 
+/* Takes dimension d out. */
+template <int N>
+static inline void orr_axes_drop(orr_axes<N> *x, int d) {
+  x->n /= x->shape[d];
+  x->ndim--;
+  for (int e = d; e < x->ndim; e++) {
+    x->shape[e] = x->shape[e + 1];
+    for (int v = 0; v < N; v++) x->stride[v][e] = x->stride[v][e + 1];
+  }
+}
+
 /* The device's form; x.n below 2^31. */
 template <int N>
 static inline orr_walk<N> orr_walk_of(const orr_axes<N> &x) {
@@ -142,16 +158,19 @@ static inline orr_walk<N> orr_walk_of(const orr_axes<N> &x) {
   return w;
 }
 
-/* Calls f(axes of a piece, its offsets in elements, one a view) for pieces of less than 2^31
+/* Calls f(axes of a piece, its offsets in elements, one a view) for pieces of less than `limit`
  * elements that make up x; none where x is empty. */
+enum : int64_t { ORR_PIECE = (int64_t)1 << 31 };
+
 template <int N, typename F>
-static inline void orr_pieces_from(orr_axes<N> x, const int64_t (&base)[N], F f) {
+static inline void orr_pieces_from(orr_axes<N> x, const int64_t (&base)[N], int64_t limit,
+                                   F f) {
   if (x.n == 0) return;
-  if (x.n < ((int64_t)1 << 31)) {
+  if (x.n < limit || x.ndim == 0) {
     f(x, base);
     return;
   }
-  int64_t inner = x.n / x.shape[0], most = ((int64_t)1 << 30) / inner;
+  int64_t inner = x.n / x.shape[0], most = limit / 2 / inner;
   if (most < 1) most = 1;
   for (int64_t i = 0; i < x.shape[0]; i += most) {
     orr_axes<N> part = x;
@@ -166,13 +185,13 @@ static inline void orr_pieces_from(orr_axes<N> x, const int64_t (&base)[N], F f)
       }
       part.ndim--;
     }
-    orr_pieces_from(part, at, f);
+    orr_pieces_from(part, at, limit, f);
   }
 }
 template <int N, typename F>
-static inline void orr_pieces(const orr_axes<N> &x, F f) {
+static inline void orr_pieces(const orr_axes<N> &x, F f, int64_t limit = ORR_PIECE) {
   int64_t base[N] = {};
-  orr_pieces_from(x, base, f);
+  orr_pieces_from(x, base, limit, f);
 }
 
 /* The address of element `off` of a view, as T. */
