@@ -1,0 +1,410 @@
+/* cudart.cpp: the fake CUDA runtime: devices, memory, errors. Streams and graphs: streams.cpp.
+ *
+ * Invariant: device memory cannot be read or written by the host except while streams drain
+ * (from another thread it can, in that moment). Pointers, devices and sizes are checked at every
+ * call; the first complaint is what orr_fake_report gives.
+ * ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096), ORRERY_FAKE_PEERS (1),
+ * ORRERY_FAKE_FAIL (the n-th call fails), ORRERY_FAKE_FAIL_KIND (sticky), ORRERY_FAKE_LEAKS (1:
+ * what lives at the end is printed), CUDA_VISIBLE_DEVICES.
+ * To add a device property: cudaDeviceProp in include/, its value in cudaGetDeviceProperties.
+ */
+#include <sys/mman.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <vector>
+
+#include "device.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
+
+std::recursive_mutex orr_fake_lock;
+
+namespace {
+
+std::string report;
+long calls, fail_at, live_pinned;
+bool fail_sticky;
+std::string failed_call;
+std::map<char *, size_t> pinned;
+thread_local int current;
+thread_local cudaError_t last;
+int unlocked;
+
+struct Gpu {
+  char *arena;
+  size_t size;
+  std::map<size_t, size_t> held; /* offset to bytes asked for */
+  std::map<size_t, size_t> room; /* offset to bytes free */
+  std::string lost;
+  unsigned peers;
+};
+std::vector<Gpu> gpus;     /* physical */
+std::vector<int> visible;  /* ordinals to physical */
+bool opened;
+
+std::string uuid_text(int gpu) {
+  char text[64];
+  snprintf(text, sizeof text, "GPU-fa4e0000-0000-4000-8000-0000000000%02x", gpu);
+  return text;
+}
+
+/* As the driver reads CUDA_VISIBLE_DEVICES: a list of indices or UUID prefixes; what is wrong
+ * hides itself and the rest. */
+void see(int n) {
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  if (!list) {
+    for (int k = 0; k < n; k++) visible.push_back(k);
+    return;
+  }
+  std::stringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    char *end;
+    long k = strtol(word.c_str(), &end, 10);
+    if (word.rfind("GPU-", 0) == 0) {
+      for (k = 0; k < n && uuid_text((int)k).rfind(word, 0) != 0; k++) {}
+    } else if (word.empty() || *end) {
+      return;
+    }
+    if (k < 0 || k >= n) return;
+    for (int seen : visible)
+      if (seen == k) return;
+    visible.push_back((int)k);
+  }
+}
+
+void open_gpus() {
+  if (opened) return;
+  opened = true;
+  fail_at = orr_fake_number("ORRERY_FAKE_FAIL", 0);
+  const char *kind = getenv("ORRERY_FAKE_FAIL_KIND");
+  fail_sticky = kind && strcmp(kind, "sticky") == 0;
+  int n = (int)orr_fake_number("ORRERY_FAKE_GPUS", 4);
+  size_t bytes = (size_t)orr_fake_number("ORRERY_FAKE_MEMORY", 4096) << 20;
+  gpus.resize((size_t)n);
+  for (Gpu &g : gpus) {
+    g.size = bytes;
+    g.peers = 0;
+    g.arena = (char *)mmap(nullptr, bytes, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g.room[0] = bytes;
+    ASAN_POISON_MEMORY_REGION(g.arena, bytes);
+  }
+  see(n);
+}
+
+Gpu *gpu_at(int ordinal) {
+  open_gpus();
+  return ordinal >= 0 && ordinal < (int)visible.size() ? &gpus[(size_t)visible[(size_t)ordinal]]
+                                                       : nullptr;
+}
+
+Gpu *owner(const void *p) {
+  for (Gpu &g : gpus)
+    if ((char *)p >= g.arena && (char *)p < g.arena + g.size) return &g;
+  return nullptr;
+}
+
+void set_access(int access) {
+  for (Gpu &g : gpus) mprotect(g.arena, g.size, access);
+}
+
+}  // namespace
+
+/* ---- what all parts use ---- */
+
+long orr_fake_number(const char *name, long otherwise) {
+  const char *text = getenv(name);
+  return text && *text ? strtol(text, nullptr, 10) : otherwise;
+}
+
+void orr_fake_complain(const char *format, ...) {
+  char line[600];
+  va_list ap;
+  va_start(ap, format);
+  vsnprintf(line, sizeof line, format, ap);
+  va_end(ap);
+  if (report.size() < 4000) report += report.empty() ? line : std::string("; ") + line;
+}
+
+bool orr_fake_fails(const char *name) {
+  open_gpus();
+  calls++;
+  if (fail_at <= 0 || --fail_at > 0) return false;
+  failed_call = name;
+  if (fail_sticky) orr_fake_lose(current, "an error was injected");
+  return true;
+}
+
+void orr_fake_lose(int ordinal, const char *why) {
+  Gpu *g = gpu_at(ordinal);
+  if (g && g->lost.empty()) g->lost = why;
+}
+
+bool orr_fake_is_lost(int ordinal) { return gpu_at(ordinal) && !gpu_at(ordinal)->lost.empty(); }
+
+bool orr_fake_is_device(const void *p, size_t bytes) {
+  Gpu *g = owner(p);
+  if (!g) return false;
+  size_t at = (size_t)((char *)p - g->arena);
+  auto block = g->held.upper_bound(at);
+  if (block == g->held.begin()) return false;
+  --block;
+  return at + bytes <= block->first + block->second;
+}
+
+bool orr_fake_is_arena(const void *p) { return owner(p) != nullptr; }
+
+bool orr_fake_is_pinned(const void *p, size_t bytes) {
+  auto block = pinned.upper_bound((char *)p);
+  if (block == pinned.begin()) return false;
+  --block;
+  return (char *)p + bytes <= block->first + block->second;
+}
+
+int orr_fake_current(void) { return current; }
+
+cudaError_t orr_fake_note(cudaError_t status) {
+  if (status != cudaSuccess) last = status;
+  return status;
+}
+
+void orr_fake_unlock_memory(void) {
+  if (unlocked++ == 0) set_access(PROT_READ | PROT_WRITE);
+}
+
+void orr_fake_lock_memory(void) {
+  if (--unlocked == 0) set_access(PROT_NONE);
+}
+
+extern "C" {
+
+const char *orr_fake_report(void) { return report.c_str(); }
+long orr_fake_calls(void) { return calls; }
+const char *orr_fake_failed_call(void) { return failed_call.c_str(); }
+void orr_fake_fail_after(long n, int sticky) {
+  open_gpus();
+  fail_at = n;
+  fail_sticky = sticky != 0;
+  failed_call.clear();
+}
+/* Blocks of memory, streams and events. */
+long orr_fake_live(void) {
+  long n = live_pinned + orr_fake_live_streams();
+  for (Gpu &g : gpus) n += (long)g.held.size();
+  return n;
+}
+
+/* ---- devices ---- */
+
+#define CHECKED(status) return orr_fake_note(status)
+#define CALL(name) FAKE_CALL(name, orr_fake_note(cudaErrorUnknown))
+#define ALIVE(ordinal) \
+  if (orr_fake_is_lost(ordinal)) CHECKED(cudaErrorIllegalAddress)
+
+cudaError_t cudaGetDeviceCount(int *count) {
+  CALL("cudaGetDeviceCount");
+  *count = (int)visible.size();
+  CHECKED(visible.empty() ? cudaErrorNoDevice : cudaSuccess);
+}
+
+cudaError_t cudaSetDevice(int device) {
+  CALL("cudaSetDevice");
+  if (!gpu_at(device)) CHECKED(cudaErrorInvalidDevice);
+  current = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+  CALL("cudaGetDevice");
+  *device = current;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
+  CALL("cudaGetDeviceProperties");
+  Gpu *g = gpu_at(device);
+  if (!g) CHECKED(cudaErrorInvalidDevice);
+  int k = visible[(size_t)device];
+  memset(prop, 0, sizeof *prop);
+  snprintf(prop->name, sizeof prop->name, "Fake GPU");
+  static const unsigned char id[16] = {0xfa, 0x4e, 0, 0, 0, 0, 0x40, 0, 0x80};
+  memcpy(prop->uuid.bytes, id, 16);
+  prop->uuid.bytes[15] = (char)k;
+  prop->totalGlobalMem = g->size;
+  prop->major = 9;
+  prop->multiProcessorCount = 4;
+  prop->pciBusID = 0x10 + k;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device) {
+  CALL("cudaDeviceGetAttribute");
+  (void)attr;
+  if (!gpu_at(device)) CHECKED(cudaErrorInvalidDevice);
+  *value = 4;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
+  CALL("cudaDeviceGetPCIBusId");
+  if (!gpu_at(device)) CHECKED(cudaErrorInvalidDevice);
+  snprintf(text, (size_t)size, "0000:%02x:00.0", 0x10 + visible[(size_t)device]);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  CALL("cudaDeviceCanAccessPeer");
+  if (!gpu_at(device) || !gpu_at(peer)) CHECKED(cudaErrorInvalidDevice);
+  *can = device != peer && orr_fake_number("ORRERY_FAKE_PEERS", 1) != 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  CALL("cudaDeviceEnablePeerAccess");
+  (void)flags;
+  Gpu *g = gpu_at(current);
+  if (!gpu_at(peer) || peer == current) CHECKED(cudaErrorInvalidDevice);
+  if (g->peers >> peer & 1) CHECKED(cudaErrorPeerAccessAlreadyEnabled);
+  g->peers |= 1u << peer;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attr, int a, int b) {
+  CALL("cudaDeviceGetP2PAttribute");
+  (void)attr;
+  if (!gpu_at(a) || !gpu_at(b) || a == b) CHECKED(cudaErrorInvalidDevice);
+  *value = (int)orr_fake_number("ORRERY_FAKE_PEERS", 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+  CALL("cudaDriverGetVersion");
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+  CALL("cudaRuntimeGetVersion");
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void) {
+  CALL("cudaGetLastError");
+  cudaError_t status = last;
+  last = cudaSuccess;
+  return status;
+}
+
+const char *cudaGetErrorString(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient";
+    default: return "unknown error";
+  }
+}
+
+/* ---- memory ---- */
+
+cudaError_t cudaMalloc(void **out, size_t bytes) {
+  FAKE_CALL("cudaMalloc", orr_fake_note(cudaErrorMemoryAllocation));
+  Gpu *g = gpu_at(current);
+  ALIVE(current);
+  size_t size = (bytes + 511) / 512 * 512 + 512;
+  for (auto room = g->room.begin(); room != g->room.end(); ++room) {
+    if (room->second < size) continue;
+    size_t at = room->first, rest = room->second - size;
+    g->room.erase(room);
+    if (rest) g->room[at + size] = rest;
+    g->held[at] = bytes;
+    *out = g->arena + at;
+    orr_fake_unlock_memory();
+    ASAN_UNPOISON_MEMORY_REGION(*out, bytes);
+    memset(*out, 0xFF, bytes);
+    orr_fake_lock_memory();
+    return cudaSuccess;
+  }
+  CHECKED(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void *p) {
+  CALL("cudaFree");
+  if (!p) return cudaSuccess;
+  Gpu *g = owner(p);
+  size_t at = g ? (size_t)((char *)p - g->arena) : 0;
+  if (!g || !g->held.count(at)) {
+    orr_fake_complain("cudaFree of what cudaMalloc did not give");
+    CHECKED(cudaErrorInvalidValue);
+  }
+  if (g->lost.empty()) orr_fake_drain_all();
+  ASAN_POISON_MEMORY_REGION(p, g->held[at]);
+  size_t size = (g->held[at] + 511) / 512 * 512 + 512;
+  g->held.erase(at);
+  g->room[at] = size;
+  for (auto room = g->room.begin(); room != g->room.end();) { /* join neighbours */
+    auto next = std::next(room);
+    if (next != g->room.end() && room->first + room->second == next->first) {
+      room->second += next->second;
+      g->room.erase(next);
+    } else {
+      room = next;
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+  CALL("cudaMemGetInfo");
+  Gpu *g = gpu_at(current);
+  *total = *left = g->size;
+  for (auto &block : g->held) *left -= block.second;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
+  FAKE_CALL("cudaHostAlloc", orr_fake_note(cudaErrorMemoryAllocation));
+  (void)flags;
+  *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (!*out) CHECKED(cudaErrorMemoryAllocation);
+  memset(*out, 0xFF, bytes);
+  pinned[(char *)*out] = bytes;
+  live_pinned++;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *p) {
+  CALL("cudaFreeHost");
+  if (!pinned.count((char *)p)) {
+    orr_fake_complain("cudaFreeHost of what cudaHostAlloc did not give");
+    CHECKED(cudaErrorInvalidValue);
+  }
+  orr_fake_drain_all();
+  pinned.erase((char *)p);
+  live_pinned--;
+  free(p);
+  return cudaSuccess;
+}
+
+}  // extern "C"
+
+__attribute__((destructor)) static void say_leaks() {
+  if (!orr_fake_number("ORRERY_FAKE_LEAKS", 0)) return;
+  if (orr_fake_live()) fprintf(stderr, "fake: %ld objects live at the end\n", orr_fake_live());
+  if (!report.empty()) fprintf(stderr, "fake: %s\n", report.c_str());
+}

@@ -1,0 +1,18 @@
+/* device.h: what cudart.cpp (devices, memory) and streams.cpp (order) ask of each other.
+ * Invariant: all of it is called with orr_fake_lock held.
+ */
+#ifndef ORR_FAKE_DEVICE_H
+#define ORR_FAKE_DEVICE_H
+
+#include "fake.h"
+
+bool orr_fake_is_lost(int ordinal);
+bool orr_fake_is_arena(const void *p); /* device memory, held or not */
+int orr_fake_current(void);
+cudaError_t orr_fake_note(cudaError_t status); /* what cudaGetLastError gives next */
+void orr_fake_unlock_memory(void);             /* the calling thread may touch device memory */
+void orr_fake_lock_memory(void);
+void orr_fake_drain_all(void); /* runs all that can run */
+long orr_fake_live_streams(void);
+
+#endif

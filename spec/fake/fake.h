@@ -1,0 +1,54 @@
+/* fake.h: what the parts of the fake share: the lock, counted calls, streams of queued work,
+ * and the report of what went wrong.
+ *
+ * Invariant: every call of a fake library goes through FAKE_CALL, which counts it and may make
+ * it fail. Work given to a stream runs when something drains: a synchronising call, a query, a
+ * free; in an order that the seed picks and that only stream order and event waits bind.
+ * To add a library: its functions over orr_fake_push, each beginning with FAKE_CALL.
+ */
+#ifndef ORR_FAKE_H
+#define ORR_FAKE_H
+
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "include/cuda_runtime.h"
+
+extern std::recursive_mutex orr_fake_lock;
+
+/* Counts a call; true: this one must fail. */
+bool orr_fake_fails(const char *name);
+/* Adds a line to what orr_fake_report gives. */
+void orr_fake_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#define FAKE_CALL(name, failure)                          \
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock); \
+  if (orr_fake_fails(name)) return failure
+
+/* Queues work on a stream; `ready` (may be empty) says whether it can run yet. */
+cudaError_t orr_fake_push(cudaStream_t stream, const char *name, std::function<void()> run,
+                          std::function<bool()> ready = nullptr);
+int orr_fake_device_of(cudaStream_t stream);
+/* Checks that [p, p + bytes) lies in one live block of device memory (or pinned, or is host
+ * memory where `host`). */
+bool orr_fake_is_device(const void *p, size_t bytes);
+bool orr_fake_is_pinned(const void *p, size_t bytes);
+/* A kernel went wrong: its device is lost. */
+void orr_fake_lose(int device, const char *why);
+/* lanes.cpp: runs all blocks now; empty: well, else what went wrong. */
+std::string orr_fake_run(dim3 grid, dim3 block, size_t shared,
+                         const std::function<void()> &kernel);
+/* From the environment, 0 where it is not set. */
+long orr_fake_number(const char *name, long otherwise);
+
+/* For specs, by FFI. */
+extern "C" {
+__attribute__((visibility("default"))) const char *orr_fake_report(void);
+__attribute__((visibility("default"))) long orr_fake_calls(void);
+__attribute__((visibility("default"))) void orr_fake_fail_after(long n, int sticky);
+__attribute__((visibility("default"))) const char *orr_fake_failed_call(void);
+__attribute__((visibility("default"))) long orr_fake_live(void);
+}
+
+#endif
