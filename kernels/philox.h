@@ -18,7 +18,7 @@ typedef struct orr_philox {
 } orr_philox;
 
 /* The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA'14, figure 16). */
-static inline uint64_t orr_mix64(uint64_t z) {
+ORR_SCALAR uint64_t orr_mix64(uint64_t z) {
   z += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -26,14 +26,14 @@ static inline uint64_t orr_mix64(uint64_t z) {
 }
 
 /* The high half of a 64 by 64 bit product. */
-static inline uint64_t orr_mul_high64(uint64_t a, uint64_t b) {
+ORR_SCALAR uint64_t orr_mul_high64(uint64_t a, uint64_t b) {
   uint64_t a0 = (uint32_t)a, a1 = a >> 32, b0 = (uint32_t)b, b1 = b >> 32;
   uint64_t low = a0 * b0, mid = a1 * b0 + (low >> 32), cross = a0 * b1 + (uint32_t)mid;
   return a1 * b1 + (mid >> 32) + (cross >> 32);
 }
 
 /* One block, as the paper's table gives it; what the CUDA side calls. */
-static inline void orr_philox_block(const uint32_t key[2], const uint32_t counter[4],
+ORR_SCALAR void orr_philox_block(const uint32_t key[2], const uint32_t counter[4],
                                     uint32_t out[4]) {
   uint32_t k0 = key[0], k1 = key[1];
   uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
