@@ -79,6 +79,32 @@ ifneq ($(SAN),)
 endif
 LIBS     := $(OPENMP) -pthread -ldl -lm
 
+# ---- CUDA -------------------------------------------------------------------------------------
+# The plug-in orrery/cuda.so is built where nvcc and the headers of cuDNN and NCCL are found. By
+# default it holds code for sm_80, sm_90 and sm_100, as far as nvcc knows them, and PTX of the
+# newest of these for what comes.
+ifndef CUDA_HOME
+  CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(firstword $(shell command -v nvcc 2>/dev/null) \
+                 $(wildcard /usr/local/cuda/bin/nvcc))))
+endif
+NVCC     := $(wildcard $(CUDA_HOME)/bin/nvcc)
+CUDA_INC ?= $(CUDA_HOME)/include
+CUDA_LIB ?= $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
+cuda_has  = $(wildcard $(CUDA_INC)/$(1) /usr/include/$(1) /usr/include/$(MULTIARCH)/$(1))
+MULTIARCH := $(shell $(CC) -print-multiarch 2>/dev/null)
+HAVE_CUDA := $(and $(NVCC),$(call cuda_has,cudnn.h),$(call cuda_has,nccl.h))
+ifneq ($(HAVE_CUDA),)
+  CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
+  CUDA_ARCH  ?= $(filter $(CUDA_KNOWN),sm_80 sm_90 sm_100)
+endif
+CUDA_CODE   = $(foreach a,$(CUDA_ARCH:sm_%=%),-gencode=arch=compute_$a,code=sm_$a) \
+              $(foreach a,$(patsubst sm_%,%,$(lastword $(CUDA_ARCH))),-gencode=arch=compute_$a,code=compute_$a)
+comma      := ,
+CUDA_FLAGS  = -std=c++17 -O3 -I. -Ikernels $(CUDA_CODE) \
+              -Xcompiler -fPIC$(comma)-fvisibility=hidden$(comma)-Wall$(comma)-Wextra
+CUDA_LIBS  := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lnccl -lcudart_static -lstdc++ -pthread \
+              -ldl -lrt -lm
+
 # ---- files ------------------------------------------------------------------------------------
 # lua_open.c is the module file itself: it prepares the environment, then opens libcore.so beside it.
 OPEN_C   := csrc/lua_open.c
@@ -93,17 +119,27 @@ MODULE   := $(LOBJ)/orrery/core.so
 ENGINE   := $(LOBJ)/orrery/libcore.so
 EXAMPLES := $(patsubst examples/%.c,$(LOBJ)/examples/%,$(wildcard examples/*.c))
 HEADER   := $(wildcard csrc/orrery.h)
+CUDA_C   := $(wildcard csrc/cuda*.c)
+CUDA_CU  := $(wildcard kernels/*.cu)
+CUDA_O   := $(CUDA_C:%.c=$(OBJ)/cuda/%.o) $(CUDA_CU:%.cu=$(OBJ)/cuda/%.o)
+PLUGIN   := $(LOBJ)/orrery/cuda.so
 # Another BUILD folder holds its own command.
 COMMAND  := $(if $(filter build,$(BUILD)),bin/orrery,$(BUILD)/bin/orrery)
 Q        := $(if $(V),,@)
 say       = @printf '  %-4s %s\n' $(1) $(2)
 
-.PHONY: all core deps demo test lint format bench bench-deps install install-lua asan tsan fake gpu-kit env \
+.PHONY: all core cuda deps demo test lint format bench bench-deps install install-lua asan tsan fake gpu-kit env \
         examples libs clean help FORCE
 .DEFAULT_GOAL := all
 
-all: core $(COMMAND)
+all: core $(COMMAND) $(if $(HAVE_CUDA),$(if $(SAN),,cuda))
 core: $(MODULE) $(ENGINE)
+ifneq ($(HAVE_CUDA),)
+cuda: $(PLUGIN)
+else
+cuda:
+	@echo "make cuda: needs nvcc (CUDA_HOME=/path/of/cuda), and the headers of cuDNN and NCCL" >&2; exit 1
+endif
 libs: $(BUILD)/liborrery.so $(LOBJ)/liborrery.a
 examples: $(EXAMPLES)
 
@@ -139,6 +175,19 @@ $(LOBJ)/obj/csrc/lua_%.o: csrc/lua_%.c $(LOBJ)/flags
 	$(call say,CC,"$< ($(LUA_NAME))")
 	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(LTO) $(CORE_INC) -I$(LUA_INCDIR) -MMD -MP -c $< -o $@
 
+$(OBJ)/cuda/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS)' > $@
+$(OBJ)/cuda/csrc/%.o: csrc/%.c $(OBJ)/cuda/flags
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(BASE) $(CORE_INC) -isystem $(CUDA_INC) -MMD -MP -c $< -o $@
+$(OBJ)/cuda/kernels/%.o: kernels/%.cu $(OBJ)/cuda/flags
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
 # ---- linking ----------------------------------------------------------------------------------
 $(ENGINE): $(CORE_O) $(LUA_O)
 	@mkdir -p $(@D)
@@ -161,6 +210,11 @@ $(LOBJ)/examples/%: examples/%.c $(LOBJ)/liborrery.a $(LOBJ)/flags
 	$(Q)$(CC) $(CPPFLAGS) $(BASE) -Icsrc -I$(LUA_INCDIR) $(LDSAN) $(LDFLAGS) -MMD -MP $< -o $@ \
 	  $(LOBJ)/liborrery.a $(LUA_LIBS) $(LIBS)
 
+$(PLUGIN): $(CUDA_O)
+	@mkdir -p $(@D)
+	$(call say,LD,$@)
+	$(Q)$(CC) -shared $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -Wl,--exclude-libs,ALL -Wl,-z,defs
+
 # launcher(lua directory, module directory, interpreters): both directories relative to bin's parent.
 launcher = sed -e 's|@LUADIR@|$(1)|; s|@LIBDIR@|$(2)|; s|@LUAS@|$(3)|' tools/orrery.in
 $(COMMAND): tools/orrery.in FORCE
@@ -169,7 +223,7 @@ $(COMMAND): tools/orrery.in FORCE
 	  $(filter build,$(BUILD)),$(BUILD),$(abspath $(BUILD)))/@NAME@,$(LUA)) > $@.$$$$ && \
 	  chmod 755 $@.$$$$ && if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
--include $(CORE_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
+-include $(CORE_O:.o=.d) $(CUDA_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
 
 # ---- installing -------------------------------------------------------------------------------
 # LuaRocks gives LUADIR, LIBDIR and BINDIR; its tree keeps them as PREFIX/share, lib and bin too.
@@ -185,6 +239,7 @@ install-lua: core
 	  install -D -m 644 "$$file" "$(DESTDIR)$(LUADIR)/$$file" || exit 1; done
 	@install -s -D -m 755 $(MODULE) "$(DESTDIR)$(LIBDIR)/orrery/core.so"
 	@install -s -D -m 755 $(ENGINE) "$(DESTDIR)$(LIBDIR)/orrery/libcore.so"
+	@test ! -f $(PLUGIN) || install -s -D -m 755 $(PLUGIN) "$(DESTDIR)$(LIBDIR)/orrery/cuda.so"
 	@mkdir -p "$(DESTDIR)$(BINDIR)"
 	@$(call launcher,share/lua/$(LUA_ABI),lib/lua/$(LUA_ABI),$(LAUNCH)) > "$(DESTDIR)$(BINDIR)/orrery"
 	@chmod 755 "$(DESTDIR)$(BINDIR)/orrery"
@@ -231,6 +286,7 @@ clean:
 	rm -rf build build-asan build-tsan bin/orrery
 help:
 	@echo 'make [all]      build the module for LUA and the command bin/orrery'
+	@echo 'make cuda       build the plug-in for NVIDIA GPUs (part of all where nvcc is found)'
 	@echo 'make deps       install every missing package (Debian: apt-get, as root or by sudo)'
 	@echo 'make demo       install what is missing, build, train the digits CNN on two devices'
 	@echo 'make test       run every spec; SPEC=pattern picks, as in SPEC="op*"'
@@ -241,4 +297,4 @@ help:
 	@echo 'make fake gpu-kit   belong to the CUDA plug-in'
 	@echo 'make env        exports for plain Lua: eval "$$(make -s env)"'
 	@echo 'make clean      remove what was built'
-	@echo 'variables: LUA=luajit|lua5.1|lua5.3|lua5.4 LUA_INCDIR PREFIX CC CFLAGS ARCH WERROR=1 V=1'
+	@echo 'variables: LUA=luajit|lua5.1|lua5.3|lua5.4 LUA_INCDIR PREFIX CC CFLAGS ARCH WERROR=1 V=1 CUDA_HOME CUDA_ARCH="sm_80 sm_90"'

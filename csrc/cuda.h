@@ -1,0 +1,262 @@
+/* cuda.h: what the files of the CUDA plug-in share: GPUs, logical devices, queues' streams, and
+ * what each file does for the others.
+ *
+ * Invariant: the plug-in is not linked against the core: what it needs of it comes through
+ * orr_cuda_host. A device's two queues are driven by one thread at a time, so their streams,
+ * rooms and plans need no locks; what several threads reach (a GPU, a device's copy queue,
+ * communicators) has a mutex. Locks are taken in this order: NCCL's, a copy queue's, a GPU's.
+ * Every call of CUDA or its libraries is checked; an error is returned, or kept in the queue in
+ * which it was met.
+ * To add a file: its functions here, under its name, with the prefix orr_cuda_.
+ */
+#ifndef ORR_CUDA_H
+#define ORR_CUDA_H
+
+#include <cuda_runtime.h>
+#include <pthread.h>
+
+#include "../kernels/device.h"
+#include "comm.h"
+#include "kernel_table.h"
+#include "machine.h"
+#include "plugin.h"
+
+/* The core's function, reached through the host. */
+#undef orr_fail
+#define orr_fail(status, ...) \
+  orr_fail_known(orr_cuda_host->fail((status), __VA_ARGS__), (status))
+
+#define ORR_MAX_GPUS ORR_MAX_CUDA_DEVICES
+
+enum {
+  ORR_CUDA_MARKS = 64,      /* of a queue, not complete */
+  ORR_CUDA_FAULTS = 64,     /* slots of a queue */
+  ORR_CUDA_BLOCKS = 8,      /* of pinned memory, a queue */
+  ORR_CUDA_WORDS = 64,      /* of a GPU; word 0 is its poison */
+  ORR_CUDA_WORD_STRIDE = 16 /* in ints: a word has its own cache line */
+};
+
+extern const orr_host *orr_cuda_host;
+
+/* One physical GPU that some logical device stands for. */
+typedef struct orr_cuda_gpu {
+  int index;    /* in orr_cuda_machine.gpu */
+  int ordinal;  /* CUDA's number */
+  char name[16]; /* of its first logical device, "cuda:0" */
+  pthread_mutex_t mutex;
+  atomic_bool is_open; /* has a context, and `words` */
+  atomic_bool lost;    /* for good; `why` says it all */
+  atomic_bool told;    /* the loss was reported */
+  char why[300];
+  int *words; /* device memory: ORR_CUDA_WORDS words */
+  int n_words; /* given to queues */
+  atomic_uint epoch; /* of the host's poison when the words were last cleared */
+  atomic_char reach[ORR_MAX_GPUS]; /* 0: not tried, 1: its kernels reach that GPU, 2: no */
+} orr_cuda_gpu;
+
+struct orr_cuda_device;
+
+/* The first failure met while issuing; status ORR_OK: none. */
+typedef struct orr_cuda_failure {
+  orr_status status;
+  char words[400];
+} orr_cuda_failure;
+
+/* Pinned memory that the stream copies from or to. */
+typedef struct orr_cuda_block {
+  char *data;
+  size_t bytes;
+  cudaEvent_t event; /* recorded behind the last copy */
+  bool is_busy;      /* that may not have been reached */
+  bool is_held;      /* what came is not taken out yet */
+} orr_cuda_block;
+
+/* What a fault slot will say. */
+typedef struct orr_cuda_fault_note {
+  uint64_t mark; /* the slot is final when so many marks are complete */
+  const char *op;
+  bool part;
+  int line;
+  char source[160]; /* "": not known */
+} orr_cuda_fault_note;
+
+/* A queue's stream and what goes with it. */
+typedef struct orr_cuda_queue {
+  struct orr_cuda_device *device;
+  bool is_comm;
+  cudaStream_t stream;
+  int *word; /* one of the GPU's, for what this stream brings from other GPUs */
+  cudaEvent_t peer[ORR_MAX_GPUS]; /* recorded on streams of that GPU, waited for by this one */
+  /* marks, by number from 0; mark m stands in slot m % ORR_CUDA_MARKS */
+  cudaEvent_t mark[ORR_CUDA_MARKS];
+  uint64_t mark_seq[ORR_CUDA_MARKS];
+  uint64_t n_marked, n_complete, complete_seq;
+  int n_odd; /* queries in a row that failed without reason */
+  /* scratch and staging */
+  void *room;
+  size_t room_bytes;
+  orr_cuda_block block[ORR_CUDA_BLOCKS];
+  int n_blocks;
+  /* faults, by number from 0, as marks */
+  orr_cuda_fault_slot *fault; /* pinned; NULL until the first */
+  orr_cuda_fault_note note[ORR_CUDA_FAULTS];
+  uint64_t n_faults, n_seen;
+  /* the collective of NCCL that the stream may be in */
+  void *communicator; /* ncclComm_t; NULL: none */
+  uint64_t collective_mark; /* complete when so many marks are */
+  double alive, asked; /* when the stream last got on, when NCCL was last asked */
+  /* while an item runs */
+  const orr_work *work;
+  int shard;
+  orr_cuda_failure failure;
+} orr_cuda_queue;
+
+/* One logical device. */
+typedef struct orr_cuda_device {
+  int k; /* cuda:k */
+  char name[16];
+  orr_cuda_gpu *gpu;
+  pthread_mutex_t copy_mutex;
+  orr_cuda_queue *copy; /* the copy queue, of whoever holds the mutex; NULL until used */
+  struct orr_cuda_blas *blas; /* NULL until used */
+  struct orr_cuda_dnn *dnn;
+} orr_cuda_device;
+
+extern struct orr_cuda_machine {
+  int n_gpus, n_devices;
+  orr_cuda_gpu gpu[ORR_MAX_GPUS];
+  orr_cuda_device device[ORR_MAX_CUDA_DEVICES];
+  atomic_bool deterministic, tf32;
+} orr_cuda_machine;
+
+static inline orr_cuda_device *orr_cuda_device_of(const orr_device *d) {
+  return &orr_cuda_machine.device[d->id];
+}
+static inline bool orr_cuda_is_lost(const orr_cuda_gpu *gpu) {
+  return atomic_load_explicit(&gpu->lost, memory_order_acquire);
+}
+
+/* ---- views ---- */
+
+static inline int64_t orr_cuda_size_of(orr_dtype dtype) {
+  static const unsigned char size[ORR_N_DTYPES] = {8, 4, 2, 2, 8, 4, 1, 1};
+  return size[dtype];
+}
+static inline int64_t orr_cuda_numel(const orr_view *v) {
+  int64_t n = 1;
+  for (int d = 0; d < v->ndim; d++) n *= v->shape[d];
+  return n;
+}
+static inline int64_t orr_cuda_bytes(const orr_view *v) {
+  return orr_cuda_numel(v) * orr_cuda_size_of(v->dtype);
+}
+/* v's shape, row-major, at data. */
+orr_view orr_cuda_packed(const orr_view *v, void *data);
+bool orr_cuda_is_packed(const orr_view *v);
+/* Both without holes or repeats, their elements in one order: one flat copy does. */
+bool orr_cuda_alike(const orr_view *a, const orr_view *b);
+
+/* ---- cuda_error.c ---- */
+
+/* ORR_OK, or the error in words; a sticky one loses the GPU. gpu may be NULL. */
+orr_status orr_cuda_try(orr_cuda_gpu *gpu, cudaError_t error, const char *what);
+orr_status orr_cuda_lost(const orr_cuda_gpu *gpu); /* fails in the words of the loss */
+/* A library's error, or the GPU's loss where that is its cause. */
+orr_status orr_cuda_library(orr_cuda_gpu *gpu, const char *library, const char *words);
+void orr_cuda_record(orr_status status, const char *words); /* in the current queue */
+orr_status orr_cuda_recorded(orr_cuda_queue *s); /* returns and forgets it */
+void orr_cuda_tell_loss(orr_cuda_gpu *gpu); /* reports it, once; ends its collectives */
+
+/* ---- cuda_plugin.c ---- */
+
+/* Makes the GPU current, and its context and words at first use. */
+orr_status orr_cuda_use(orr_cuda_gpu *gpu);
+
+/* ---- cuda_stream.c ---- */
+
+extern const orr_backend orr_cuda_backend;
+orr_cuda_queue *orr_cuda_current(void); /* NULL: none is entered */
+/* Makes s (NULL: none) the thread's and its GPU current; returns who was. */
+orr_cuda_queue *orr_cuda_switch(orr_cuda_queue *s);
+orr_status orr_cuda_queue_new(orr_cuda_device *d, bool is_comm, orr_cuda_queue **out);
+void orr_cuda_queue_free(orr_cuda_queue *take_s);
+/* s goes on after what was issued to `other` by now. */
+orr_status orr_cuda_follow(orr_cuda_queue *s, orr_cuda_queue *other);
+/* d's copy queue becomes current, after all that the current queue has issued; release waits
+ * for it and returns what failed. */
+orr_status orr_cuda_borrow(orr_cuda_device *d, orr_cuda_queue **before);
+orr_status orr_cuda_release(orr_cuda_device *d, orr_cuda_queue *before);
+double orr_cuda_now(void); /* seconds */
+
+/* ---- cuda_poison.c, kernels/poison.cu ---- */
+
+static inline int *orr_cuda_poison_of(orr_cuda_gpu *gpu) { return gpu->words; }
+void orr_cuda_clear_poison(orr_cuda_queue *s); /* where the host has raised what went wrong */
+/* On s: its GPU is poisoned where `other` is. */
+orr_status orr_cuda_spread_from(orr_cuda_queue *s, orr_cuda_gpu *other);
+void orr_cuda_poison_now(orr_cuda_device *d); /* at once, past its queues */
+void orr_cuda_spread(const int *from, int *to); /* kernels/poison.cu: if (*from) *to = 1 */
+
+/* ---- cuda_memory.c ---- */
+
+orr_status orr_cuda_memory_new(orr_device *d, size_t bytes, void **out);
+void orr_cuda_memory_free(orr_device *d, void *data, size_t bytes);
+/* A block of at least `bytes` (at most ORR_CUDA_BLOCK_BYTES) that the stream is through with;
+ * orr_cuda_block_used behind the copy. */
+#define ORR_CUDA_BLOCK_BYTES ((size_t)4 << 20)
+orr_status orr_cuda_block_take(orr_cuda_queue *s, size_t bytes, orr_cuda_block **out);
+orr_status orr_cuda_block_used(orr_cuda_queue *s, orr_cuda_block *b);
+void orr_cuda_memory_close(orr_cuda_queue *s); /* its room and blocks */
+
+/* ---- cuda_transfer.c ---- */
+
+orr_status orr_cuda_transfer(orr_device *a, const orr_view *from, orr_device *b, orr_view *to);
+
+/* ---- cuda_link.c ---- */
+
+bool orr_cuda_reaches(const orr_device *a, const orr_device *b);
+bool orr_cuda_gpu_reaches(orr_cuda_device *a, orr_cuda_device *b);
+orr_status orr_cuda_link(int a, int b, bool measure, orr_link *out);
+
+/* ---- cuda_fault.c ---- */
+
+void orr_cuda_faults_look(orr_cuda_queue *s); /* reports those that are final */
+void orr_cuda_faults_close(orr_cuda_queue *s);
+
+/* ---- cuda_run.c ---- */
+
+orr_status orr_cuda_run(const orr_work *work, int shard);
+
+/* ---- cuda_kernels.c: the rows, wherever they are ---- */
+
+extern const orr_kernels orr_kernels_cuda;
+#define ORR_KERNEL(result, name, parameters) result orr_cuda_##name parameters;
+#include "kernel_table.def"
+/* kernels/matmul.cu, kernels/conv.cu: what the libraries do not take. */
+orr_status orr_cuda_tiled_product(const orr_view *a, const orr_view *b, const orr_view *bias,
+                                  const orr_view *c, bool accumulate);
+orr_status orr_cuda_direct_conv2d(const orr_view *x, const orr_view *w, const orr_view *b,
+                                  const orr_window *window, int64_t groups, const orr_view *y);
+orr_status orr_cuda_direct_conv2d_back_data(const orr_view *g, const orr_view *w,
+                                            const orr_window *window, int64_t groups,
+                                            const orr_view *gx);
+orr_status orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_view *g,
+                                              const orr_window *window, int64_t groups,
+                                              const orr_view *gw, const orr_view *gb);
+
+/* ---- cuda_blas.c, cuda_dnn.c: their state in a device ---- */
+
+void orr_cuda_blas_close(orr_cuda_device *d);
+void orr_cuda_dnn_close(orr_cuda_device *d);
+
+/* ---- cuda_nccl.c ---- */
+
+void orr_cuda_nccl_open(void);
+void orr_cuda_nccl_close(void);
+bool orr_cuda_collective_new(orr_collective *c);
+orr_status orr_cuda_collective_run(orr_collective *c, int part);
+void orr_cuda_nccl_lost(const orr_cuda_gpu *gpu); /* frees the others of its collectives */
+/* Where the stream is stuck in a collective all are aborted, and it is reported. */
+void orr_cuda_nccl_watch(orr_cuda_queue *s);
+
+#endif
