@@ -4,7 +4,7 @@
  * are the CPU's bit for bit, normals to rounding.
  * To add a distribution: a case in draw, and a function that calls run.
  */
-#include "row.cuh"
+#include "each.cuh"
 
 extern "C" {
 #include "random.h"
@@ -116,15 +116,6 @@ template <typename E> struct draw_body {
   }
 };
 
-template <typename B>
-static __global__ void __launch_bounds__(ORR_BLOCK) draw_kernel(orr_walk<4> walk, B body) {
-  for (uint32_t i = orr_first(); i < walk.n; i += orr_step()) {
-    int64_t off[4];
-    walk.at(i, off);
-    body.at(off);
-  }
-}
-
 static void run(const job &j, const orr_global *global, const orr_view *y, const orr_view *x,
                 const orr_view *mask) {
   orr_view index = *y;
@@ -138,12 +129,11 @@ static void run(const job &j, const orr_global *global, const orr_view *y, const
   const orr_view *views[4] = {y, x, mask, &index};
   orr_by_dtype(y->dtype, [&](auto tag) {
     typedef typename decltype(tag)::type E;
-    orr_pieces(orr_axes_of(views), [&](const orr_axes<4> &axes, const int64_t (&at)[4]) {
+    orr_each(views, [&](const int64_t (&at)[4]) {
       draw_body<E> body = {j, origin + (uint64_t)at[3], orr_at<E>(y, at[0]), NULL, NULL};
       if (x) body.x = orr_at<E>(x, at[1]);
       if (mask) body.mask = orr_at<uint8_t>(mask, at[2]);
-      ORR_LAUNCH(draw_kernel<draw_body<E>>, orr_grid(axes.n, ORR_BLOCK), ORR_BLOCK, 0,
-                 orr_walk_of(axes), body);
+      return body;
     });
   });
 }
