@@ -12,13 +12,14 @@ extern "C" {
 }
 
 #define M(f) orr_m_##f
-#define FOR_EACH(to, formula)     \
-  ORR_UNROLL                      \
-  for (int i = 0; i < V; i++) {   \
-    const T a = as[i], b = bs[i]; \
-    to[i] = formula;              \
-  }                               \
-  break;
+#define ROW(name, to, formula)      \
+  case ORR_BIN_##name:              \
+    ORR_UNROLL                      \
+    for (int i = 0; i < V; i++) {   \
+      const T a = as[i], b = bs[i]; \
+      to[i] = formula;              \
+    }                               \
+    break;
 
 static const unsigned short row_flags[ORR_N_BINARY] = {
 #define ORR_BINARY(name, formula, da, db, flags) flags,
@@ -32,9 +33,7 @@ static __device__ inline void binary_any(int op, const T (&as)[V], const T (&bs)
                                          T (&ys)[V]) {
   switch (op) {
 #define ORR_BINARY(name, formula, da, db, flags)
-#define ORR_BINARY_ANY(name, formula, da, db, flags) \
-  case ORR_BIN_##name:                               \
-    FOR_EACH(ys, formula)
+#define ORR_BINARY_ANY(name, formula, da, db, flags) ROW(name, ys, formula)
 #define ORR_BINARY_TEST(name, formula, da, db, flags)
 #include "binary.def"
   }
@@ -44,10 +43,8 @@ template <int V, typename T>
 static __device__ inline void binary_float(int op, const T (&as)[V], const T (&bs)[V],
                                            T (&ys)[V]) {
   switch (op) {
-#define ORR_BINARY(name, formula, da, db, flags) \
-  case ORR_BIN_##name:                           \
-    FOR_EACH(ys, formula)
-#define ORR_BINARY_ANY ORR_BINARY
+#define ORR_BINARY(name, formula, da, db, flags) ROW(name, ys, formula)
+#define ORR_BINARY_ANY(name, formula, da, db, flags) ROW(name, ys, formula)
 #define ORR_BINARY_TEST(name, formula, da, db, flags)
 #include "binary.def"
   }
@@ -59,9 +56,8 @@ static __device__ inline void binary_test(int op, const T (&as)[V], const T (&bs
   switch (op) {
 #define ORR_BINARY(name, formula, da, db, flags)
 #define ORR_BINARY_ANY(name, formula, da, db, flags)
-#define ORR_BINARY_TEST(name, formula, da, db, flags) \
-  case ORR_BIN_##name: FOR_EACH(ys, formula)          \
-      #include "binary.def"
+#define ORR_BINARY_TEST(name, formula, da, db, flags) ROW(name, ys, formula)
+#include "binary.def"
   }
 }
 

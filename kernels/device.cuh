@@ -194,15 +194,11 @@ static __device__ inline void orr_put(orr_f16 *p, float x) { *p = orr_f16_of(x);
 static __device__ inline void orr_put(orr_bf16 *p, float x) { *p = orr_bf16_of(x); }
 static __device__ inline void orr_put(orr_bool *p, uint8_t x) { p->byte = x != 0; }
 
-/* V elements as one access of sizeof(T) V bytes, at most 16, where both ends are aligned to it
- * (orr_aligned). */
+/* V elements (a power of 2) as accesses of 16 bytes, or one of fewer, where the address is
+ * aligned to it (orr_aligned). */
 template <typename T, int V>
-struct alignas(sizeof(T) * V) orr_pack {
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) orr_pack {
   T at[V];
-};
-template <typename T>
-struct orr_pack_of {
-  static const int width = 16 / sizeof(T);
 };
 static inline bool orr_aligned(const void *p, size_t bytes) {
   return (uintptr_t)p % bytes == 0;

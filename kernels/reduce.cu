@@ -64,7 +64,7 @@ static __device__ inline W abs_of(W x) {
 
 /* Joins V elements to V results; the kinds are those that J joins. */
 template <typename W, int V, typename T>
-static __device__ inline void take(orr_plus join, int kind, double p, W (&a)[V],
+static __device__ inline void take(orr_plus join, int kind, double, W (&a)[V],
                                    const T (&xs)[V]) {
   switch (kind) {
     case ORR_REDUCE_SUM: TAKE(x)

@@ -11,14 +11,15 @@ extern "C" {
 }
 
 #define M(f) orr_m_##f
-#define FOR_EACH(to, formula)   \
-  ORR_UNROLL                    \
-  for (int i = 0; i < V; i++) { \
-    const T x = xs[i];          \
-    (void)x;                    \
-    to[i] = formula;            \
-  }                             \
-  break;
+#define ROW(name, to, formula)    \
+  case ORR_UN_##name:             \
+    ORR_UNROLL                    \
+    for (int i = 0; i < V; i++) { \
+      const T x = xs[i];          \
+      (void)x;                    \
+      to[i] = formula;            \
+    }                             \
+    break;
 
 static const unsigned short row_flags[ORR_N_UNARY] = {
 #define ORR_UNARY(name, formula, derivative, flags) flags,
@@ -31,9 +32,7 @@ template <int V, typename T>
 static __device__ inline void unary_any(int op, const T (&xs)[V], T (&ys)[V]) {
   switch (op) {
 #define ORR_UNARY(name, formula, derivative, flags)
-#define ORR_UNARY_ANY(name, formula, derivative, flags) \
-  case ORR_UN_##name:                                   \
-    FOR_EACH(ys, formula)
+#define ORR_UNARY_ANY(name, formula, derivative, flags) ROW(name, ys, formula)
 #define ORR_UNARY_TEST(name, formula, derivative, flags)
 #include "unary.def"
   }
@@ -42,10 +41,8 @@ static __device__ inline void unary_any(int op, const T (&xs)[V], T (&ys)[V]) {
 template <int V, typename T>
 static __device__ inline void unary_float(int op, const T (&xs)[V], T (&ys)[V]) {
   switch (op) {
-#define ORR_UNARY(name, formula, derivative, flags) \
-  case ORR_UN_##name:                               \
-    FOR_EACH(ys, formula)
-#define ORR_UNARY_ANY ORR_UNARY
+#define ORR_UNARY(name, formula, derivative, flags) ROW(name, ys, formula)
+#define ORR_UNARY_ANY(name, formula, derivative, flags) ROW(name, ys, formula)
 #define ORR_UNARY_TEST(name, formula, derivative, flags)
 #include "unary.def"
   }
@@ -56,9 +53,8 @@ static __device__ inline void unary_test(int op, const T (&xs)[V], uint8_t (&ys)
   switch (op) {
 #define ORR_UNARY(name, formula, derivative, flags)
 #define ORR_UNARY_ANY(name, formula, derivative, flags)
-#define ORR_UNARY_TEST(name, formula, derivative, flags) \
-  case ORR_UN_##name: FOR_EACH(ys, formula)              \
-      #include "unary.def"
+#define ORR_UNARY_TEST(name, formula, derivative, flags) ROW(name, ys, formula)
+#include "unary.def"
   }
 }
 
