@@ -83,7 +83,7 @@ template <typename E> struct forward_body {
   }
 };
 
-ORR_EXPORT void orr_cuda_direct_conv2d(const orr_view *x, const orr_view *w, const orr_view *b,
+ORR_EXPORT int orr_cuda_direct_conv2d(const orr_view *x, const orr_view *w, const orr_view *b,
                                        const orr_window *window, int64_t groups,
                                        const orr_view *y) {
   coordinates at(y);
@@ -97,6 +97,7 @@ ORR_EXPORT void orr_cuda_direct_conv2d(const orr_view *x, const orr_view *w, con
                             orr_at<E>(y, 0)};
     orr_each(at.views, [&](const int64_t (&)[5]) { return body; });
   });
+  return 0;
 }
 
 template <typename E> struct back_data_body {
@@ -127,7 +128,7 @@ template <typename E> struct back_data_body {
   }
 };
 
-ORR_EXPORT void orr_cuda_direct_conv2d_back_data(const orr_view *gy, const orr_view *w,
+ORR_EXPORT int orr_cuda_direct_conv2d_back_data(const orr_view *gy, const orr_view *w,
                                                  const orr_window *window, int64_t groups,
                                                  const orr_view *gx) {
   coordinates at(gx);
@@ -137,6 +138,7 @@ ORR_EXPORT void orr_cuda_direct_conv2d_back_data(const orr_view *gy, const orr_v
                               tensor4_of<E>(w), orr_at<E>(gx, 0)};
     orr_each(at.views, [&](const int64_t (&)[5]) { return body; });
   });
+  return 0;
 }
 
 /* A row is one weight; its elements are the samples' output planes. */
@@ -162,7 +164,7 @@ template <typename E> struct back_weight_body {
   }
 };
 
-ORR_EXPORT void orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_view *gy,
+ORR_EXPORT int orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_view *gy,
                                                    const orr_window *window, int64_t groups,
                                                    const orr_view *gw, const orr_view *gb) {
   orr_view rows = *gw, of[4];
@@ -178,7 +180,7 @@ ORR_EXPORT void orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_
       orr_rows(views, 4, [&](const int64_t (&)[5]) { return body; });
     });
   }
-  if (!gb) return;
+  if (!gb) return 0;
   orr_view sums = *gb;
   sums.ndim = 4;
   for (int d = 0; d < 4; d++) {
@@ -186,4 +188,5 @@ ORR_EXPORT void orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_
     sums.stride[d] = d == 1 ? gb->stride[0] : 0;
   }
   orr_cuda_reduce(ORR_REDUCE_SUM, gy, 1u | 4u | 8u, &sums);
+  return 0;
 }

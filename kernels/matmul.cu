@@ -46,13 +46,13 @@ static __global__ void __launch_bounds__(TILE *TILE) product_kernel(product<E> p
   }
 }
 
-ORR_EXPORT void orr_cuda_tiled_product(const orr_view *a, const orr_view *b,
+ORR_EXPORT int orr_cuda_tiled_product(const orr_view *a, const orr_view *b,
                                        const orr_view *bias, const orr_view *c,
                                        bool accumulate) {
   int r = c->ndim - 2;
   orr_view heads[3] = {*c, *a, *b};
   const orr_view *views[3] = {&heads[0], &heads[1], &heads[2]};
-  if (orr_numel(c) == 0) return;
+  if (orr_numel(c) == 0) return 0;
   for (int v = 0; v < 3; v++) heads[v].ndim = r;
   orr_by_dtype(c->dtype, [&](auto tag) {
     typedef typename decltype(tag)::type E;
@@ -69,4 +69,5 @@ ORR_EXPORT void orr_cuda_tiled_product(const orr_view *a, const orr_view *b,
                     p.batch.n < 65535 ? p.batch.n : 65535);
     ORR_LAUNCH(product_kernel<E>, grid, TILE * TILE, 0, p);
   });
+  return 0;
 }
