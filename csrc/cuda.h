@@ -244,9 +244,73 @@ orr_status orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_view 
                                               const orr_window *window, int64_t groups,
                                               const orr_view *gw, const orr_view *gb);
 
-/* ---- cuda_blas.c, cuda_dnn.c: their state in a device ---- */
+/* ---- cuda_table.c ---- */
 
+typedef struct orr_cuda_table {
+  void **slot; /* open addressing; NULL: free */
+  int n, cap;
+  size_t key_bytes;
+  void (*entry_free)(void *entry);
+} orr_cuda_table;
+
+void *orr_cuda_table_find(const orr_cuda_table *t, const void *key); /* NULL: not there */
+orr_status orr_cuda_table_add(orr_cuda_table *t, void *take_entry);  /* is not there */
+void orr_cuda_table_clear(orr_cuda_table *t);
+
+/* ---- cuda_blas.c, cuda_blas_plan.c ---- */
+
+/* A matrix of a batch of them: row r, column c at r ld + c, or (by_column) at r + c ld. */
+typedef struct orr_cuda_matrix {
+  void *data;
+  bool by_column;
+  int64_t ld, batch_stride;
+} orr_cuda_matrix;
+
+/* c (M, N), by rows, = a (M, K) b (K, N) [+ bias (N)] [+ c], `batch` times. */
+typedef struct orr_cuda_gemm {
+  orr_dtype dtype; /* a float */
+  int64_t m, n, k, batch;
+  orr_cuda_matrix a, b, c;
+  const void *bias; /* NULL: none */
+  bool accumulate;
+} orr_cuda_gemm;
+
+struct orr_cuda_plan;
+/* How cuBLASLt does it, from the device's cache. *out NULL: it does not. Once found, good until
+ * the next call. */
+orr_status orr_cuda_gemm_plan(orr_cuda_device *d, const orr_cuda_gemm *g,
+                              struct orr_cuda_plan **out);
+size_t orr_cuda_gemm_room(const struct orr_cuda_plan *p);
+orr_status orr_cuda_gemm_run(orr_cuda_queue *s, struct orr_cuda_plan *p, const orr_cuda_gemm *g,
+                             void *room);
 void orr_cuda_blas_close(orr_cuda_device *d);
+
+/* ---- cuda_dnn.c, cuda_dnn_graph.c ---- */
+
+typedef enum orr_cuda_conv_kind {
+  ORR_CUDA_CONV,       /* y of x, w */
+  ORR_CUDA_CONV_DATA,  /* x of y, w */
+  ORR_CUDA_CONV_WEIGHT /* w of x, y */
+} orr_cuda_conv_kind;
+
+/* A convolution of dense four-dimensional tensors, and which of the three is made. No padding
+ * between the members: plans are found by these bytes. */
+typedef struct orr_cuda_conv {
+  int64_t x[4], w[4], y[4]; /* shapes */
+  int64_t stride[2], padding[2], dilation[2];
+  int32_t kind;          /* orr_cuda_conv_kind */
+  int32_t dtype;         /* f32, f16 or bf16 */
+  int32_t channels_last; /* all three; else row-major */
+  int32_t deterministic, tf32, unused;
+} orr_cuda_conv;
+
+struct orr_cuda_conv_plan;
+/* How cuDNN does it, from the device's cache. *out NULL: it does not. */
+orr_status orr_cuda_conv_find(orr_cuda_device *d, const orr_cuda_conv *c,
+                              struct orr_cuda_conv_plan **out);
+size_t orr_cuda_conv_room(const struct orr_cuda_conv_plan *p);
+orr_status orr_cuda_conv_run(orr_cuda_queue *s, struct orr_cuda_conv_plan *p, const void *x,
+                             const void *w, const void *y, void *room);
 void orr_cuda_dnn_close(orr_cuda_device *d);
 
 /* ---- cuda_nccl.c ---- */
