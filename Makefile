@@ -62,6 +62,9 @@ endif
 ifneq ($(WERROR),)
   WARN += -Werror
 endif
+ifneq ($(FAKE),)
+  DEFINES += -DORR_FAKE -DORR_CUDA_DRIVER='""'
+endif
 HAVE_DNNL := $(shell printf '\#include <dnnl.h>\n' | $(CC) $(CPPFLAGS) -E -xc - >/dev/null 2>&1 && echo 1)
 ifneq ($(HAVE_DNNL),)
   DEFINES += -DORR_WITH_ONEDNN
@@ -102,8 +105,20 @@ CUDA_CODE   = $(foreach a,$(CUDA_ARCH:sm_%=%),-gencode=arch=compute_$a,code=sm_$
 comma      := ,
 CUDA_FLAGS  = -std=c++17 -O3 -I. -Ikernels $(CUDA_CODE) \
               -Xcompiler -fPIC$(comma)-fvisibility=hidden$(comma)-Wall$(comma)-Wextra
+ifneq ($(FAKE),)
+  # Fake runtimes in place of CUDA's: any driver will do, kernels are C++ (spec/fake).
+  HAVE_CUDA  := 1
+  CUDA_INC   := spec/fake/include
+  NVCC       := $(CXX)
+  FAKE_CPP   := $(filter-out spec/fake/check%,$(wildcard spec/fake/*.cpp))
+  CUDA_FLAGS := -x c++ -std=c++17 -O1 -g -fPIC -fvisibility=hidden -DORR_FAKE -I. -Ikernels -I$(CUDA_INC) \
+                -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized $(if $(SAN),-fsanitize=$(SAN))
+endif
 CUDA_LIBS  := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lnccl -lcudart_static -lstdc++ -pthread \
               -ldl -lrt -lm
+ifneq ($(FAKE),)
+  CUDA_LIBS := -lstdc++ -pthread -lm
+endif
 
 # ---- files ------------------------------------------------------------------------------------
 # lua_open.c is the module file itself: it prepares the environment, then opens libcore.so beside it.
@@ -121,7 +136,7 @@ EXAMPLES := $(patsubst examples/%.c,$(LOBJ)/examples/%,$(wildcard examples/*.c))
 HEADER   := $(wildcard csrc/orrery.h)
 CUDA_C   := $(wildcard csrc/cuda*.c)
 CUDA_CU  := $(wildcard kernels/*.cu)
-CUDA_O   := $(CUDA_C:%.c=$(OBJ)/cuda/%.o) $(CUDA_CU:%.cu=$(OBJ)/cuda/%.o)
+CUDA_O   := $(CUDA_C:%.c=$(OBJ)/cuda/%.o) $(CUDA_CU:%.cu=$(OBJ)/cuda/%.o) $(FAKE_CPP:%.cpp=$(OBJ)/cuda/%.o)
 PLUGIN   := $(LOBJ)/orrery/cuda.so
 # Another BUILD folder holds its own command.
 COMMAND  := $(if $(filter build,$(BUILD)),bin/orrery,$(BUILD)/bin/orrery)
@@ -187,6 +202,10 @@ $(OBJ)/cuda/kernels/%.o: kernels/%.cu $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/cuda/spec/fake/%.o: spec/fake/%.cpp $(OBJ)/cuda/flags
+	@mkdir -p $(@D)
+	$(call say,CXX,$<)
+	$(Q)$(CXX) $(CUDA_FLAGS) -O2 -Ispec/fake -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 # ---- linking ----------------------------------------------------------------------------------
 $(ENGINE): $(CORE_O) $(LUA_O)
