@@ -1,9 +1,9 @@
 /* cudart.cpp: the fake CUDA runtime: devices, memory, errors. Streams and graphs: streams.cpp.
  *
- * Invariant: device memory cannot be read or written by the host except while streams drain
- * (from another thread it can, in that moment). Pointers, devices and sizes are checked at every
+ * Invariant: under ORRERY_FAKE_GUARD=1 device memory cannot be read or written by the host
+ * except while streams drain (from another thread it can, in that moment). Pointers, devices and sizes are checked at every
  * call; the first complaint is what orr_fake_report gives.
- * ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096), ORRERY_FAKE_PEERS (1),
+ * ORRERY_FAKE_GUARD (0), ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096), ORRERY_FAKE_PEERS (1),
  * ORRERY_FAKE_FAIL (the n-th call fails), ORRERY_FAKE_FAIL_KIND (sticky), ORRERY_FAKE_LEAKS (1:
  * what lives at the end is printed), CUDA_VISIBLE_DEVICES.
  * To add a device property: cudaDeviceProp in include/, its value in cudaGetDeviceProperties.
@@ -48,6 +48,9 @@ struct Gpu {
   std::string lost;
   unsigned peers;
 };
+char *all_memory; /* the GPUs' arenas, one after another */
+size_t all_bytes;
+bool guarded;
 std::vector<Gpu> gpus;     /* physical */
 std::vector<int> visible;  /* ordinals to physical */
 bool opened;
@@ -91,11 +94,14 @@ void open_gpus() {
   int n = (int)orr_fake_number("ORRERY_FAKE_GPUS", 4);
   size_t bytes = (size_t)orr_fake_number("ORRERY_FAKE_MEMORY", 4096) << 20;
   gpus.resize((size_t)n);
+  all_bytes = bytes * (size_t)n;
+  guarded = orr_fake_number("ORRERY_FAKE_GUARD", 0) != 0;
+  all_memory = (char *)mmap(nullptr, all_bytes, guarded ? PROT_NONE : PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   for (Gpu &g : gpus) {
     g.size = bytes;
     g.peers = 0;
-    g.arena = (char *)mmap(nullptr, bytes, PROT_NONE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    g.arena = all_memory + bytes * (size_t)(&g - gpus.data());
     g.room[0] = bytes;
     ASAN_POISON_MEMORY_REGION(g.arena, bytes);
   }
@@ -115,7 +121,7 @@ Gpu *owner(const void *p) {
 }
 
 void set_access(int access) {
-  for (Gpu &g : gpus) mprotect(g.arena, g.size, access);
+  if (guarded) mprotect(all_memory, all_bytes, access);
 }
 
 }  // namespace

@@ -85,10 +85,18 @@ bool can_run(cudaStream_t s) {
   return !s->queue.empty() && (!s->queue.front().ready || s->queue.front().ready());
 }
 
+bool any_can_run() {
+  if (running) return false;
+  for (cudaStream_t s : streams)
+    if (can_run(s)) return true;
+  return false;
+}
+
 /* Runs one head that can run; false: there is none. */
 bool step() {
-  std::vector<cudaStream_t> able;
+  static std::vector<cudaStream_t> able;
   if (running) return false;
+  able.clear();
   for (cudaStream_t s : streams)
     if (can_run(s)) able.push_back(s);
   if (able.empty()) return false;
@@ -117,17 +125,14 @@ void say_stuck() {
 
 /* Other threads may have to bring work first: the lock is given up between looks. */
 template <typename Done> cudaError_t drain_until(Done done) {
-  for (int idle = 0; !done();) {
-    bool moved;
-    {
+  for (long idle = 0; !done(); idle++) {
+    if (any_can_run()) {
       Open memory;
-      moved = step();
-    }
-    if (moved) {
+      while (!done() && step()) {}
       idle = 0;
       continue;
     }
-    if (++idle > orr_fake_number("ORRERY_FAKE_PATIENCE", 20000)) {
+    if (idle > orr_fake_number("ORRERY_FAKE_PATIENCE", 20000)) {
       say_stuck();
       return cudaErrorUnknown;
     }
@@ -145,6 +150,7 @@ bool is_complete(cudaEvent_t e) { return !e->stream || e->stream->done >= e->seq
 long orr_fake_live_streams(void) { return live; }
 
 void orr_fake_drain_all(void) {
+  if (!any_can_run()) return;
   Open memory;
   while (step()) {}
 }
@@ -304,9 +310,9 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
   CALL("cudaEventQuery");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
   ALIVE(e->device);
-  {
+  if (!is_complete(e) && any_can_run()) {
     Open memory;
-    for (uint64_t n = 1 + next_random() % 4; n > 0 && !is_complete(e) && step(); n--) {}
+    for (uint64_t n = 1 + next_random() % 16; n > 0 && !is_complete(e) && step(); n--) {}
   }
   ALIVE(e->device);
   return is_complete(e) ? cudaSuccess : cudaErrorNotReady;

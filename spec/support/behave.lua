@@ -4,6 +4,7 @@
 -- that was called.
 -- To add a helper: a function that takes what it checks first and says in its message what differed.
 local orrery = require "orrery"
+local device = require "spec.support.device"
 local core = require "orrery.core"
 
 local unpack = table.unpack or unpack
@@ -21,7 +22,7 @@ end
 --- A mesh of one axis over cpu:0..n-1.
 function behave.mesh(n, axis)
   local names = {}
-  for k = 1, n do names[k] = "cpu:" .. k - 1 end
+  for k = 1, n do names[k] = device.name(k - 1) end
   return core.mesh({ axis or "data" }, { n }, names)
 end
 
@@ -34,7 +35,7 @@ function behave.partial(x, n)
   for k = 1, n do
     local part = k == n and rest or (x * ((k % 2 == 1 and 0.6 or -0.25) * 2 ^ 20 / k)):floor() * 2 ^ -20
     rest = rest - part
-    parts[k] = part:to("cpu:" .. k - 1):clone()
+    parts[k] = part:to(device.name(k - 1)):clone()
   end
   return core.from_shards(behave.mesh(n), x:size(), parts, "partial(sum)")
 end

@@ -5,6 +5,7 @@
 local core = require "orrery.core"
 local array = require "spec.support.array"
 local placed = require "spec.support.placed"
+local device = require "spec.support.device"
 
 local unpack = table.unpack or unpack
 local matrix = {}
@@ -97,10 +98,11 @@ local function evaluate(row, sample, tensors, place)
   return values, grads
 end
 
+-- On the one device that is compared with many.
 local function host_tensors(sample, dtype)
   local list = {}
   for k, a in ipairs(sample.inputs) do
-    list[k] = placed.host(a, dtype and is_float(a.dtype) and dtype or nil)
+    list[k] = placed.host(a, dtype and is_float(a.dtype) and dtype or nil, device.single)
   end
   return list
 end

@@ -1,4 +1,4 @@
--- Arrays as tensors of the library: on the host, and placed on meshes of CPU devices.
+-- Arrays as tensors of the library: on one device, and placed on meshes of devices.
 -- Invariant: the parts of a partial(sum) tensor add up exactly (they lie on a grid), and the first
 -- device of an axis holds 0.6 of it.
 -- To add a mesh: its row in `meshes`.
@@ -8,11 +8,11 @@ local array = require "spec.support.array"
 local unpack = table.unpack or unpack
 local placed = {}
 
-local devices = { "cpu:0", "cpu:1", "cpu:2", "cpu:3", "cpu:4" }
+local device = require "spec.support.device"
 
 local function mesh(names, sizes)
   local n, list = array.count(sizes), {}
-  for k = 1, n do list[k] = devices[k] end
+  for k = 1, n do list[k] = device.name(k - 1) end
   local handle = core.mesh(names, sizes, list)
   return { name = table.concat(sizes, "x"), sizes = sizes, devices = list, handle = handle }
 end
@@ -24,9 +24,9 @@ placed.meshes = {
 }
 
 --- The array as a tensor on a device (the host).
-function placed.host(a, dtype, device)
+function placed.host(a, dtype, on)
   dtype = dtype or a.dtype
-  local options = { dtype = dtype, device = device }
+  local options = { dtype = dtype, device = on }
   if #a.data == 0 then return core.zeros(a.shape, options) end
   if #a.shape == 0 then return core.tensor(a.data[1], options) end
   return core.tensor(a.data, options):view(unpack(a.shape))
