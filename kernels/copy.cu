@@ -50,13 +50,20 @@ struct cast_body {
   }
 };
 
+/* Elements of a step. Casts of and to integers are rare, and not worth the code, but of masks. */
+template <typename X, typename Y>
+static constexpr int width_of() {
+  bool wide = orr_same<X, Y>::value || sizeof(X) == 1 || orr_types<X>::is_float;
+  wide = wide && (orr_same<X, Y>::value || orr_types<Y>::is_float);
+  return wide ? orr_strip_width(sizeof(X) > sizeof(Y) ? sizeof(X) : sizeof(Y)) : 1;
+}
+
 template <typename X, typename Y>
 static void copy_as(const orr_view *x, const orr_view *y) {
   const orr_view *views[2] = {y, x};
-  orr_map<orr_strip_width(sizeof(X) > sizeof(Y) ? sizeof(X) : sizeof(Y))>(
-      views, [&](const int64_t(&at)[2]) {
-        return cast_body<X, Y>{orr_at<X>(x, at[1]), orr_at<Y>(y, at[0])};
-      });
+  orr_map<width_of<X, Y>()>(views, [&](const int64_t(&at)[2]) {
+    return cast_body<X, Y>{orr_at<X>(x, at[1]), orr_at<Y>(y, at[0])};
+  });
 }
 
 /* ---- transposes: x runs along one dimension, y along another ------------------------------ */

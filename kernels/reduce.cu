@@ -326,10 +326,12 @@ static int64_t steps_of(const plan *p, const orr_axes<1> &r) {
 
 /* ---- launching ---------------------------------------------------------------------------- */
 
-/* Powers cost more than loads: one element a step. */
+/* Elements of a step. Powers cost more than loads; products and integers are rare, and not
+ * worth the code. Bytes are masks that are counted. */
 template <typename E, typename J>
 static constexpr int width_of() {
-  return orr_same<J, plus_powers>::value ? 1 : orr_strip_width(sizeof(E));
+  if (orr_same<J, plus_powers>::value || orr_same<J, orr_times>::value) return 1;
+  return orr_types<E>::is_float || sizeof(E) == 1 ? orr_strip_width(sizeof(E)) : 1;
 }
 
 template <typename E, typename J>

@@ -1,4 +1,5 @@
-/* check.cpp: runs the checks of one check_*.cpp; the services of kernels/device.h for them.
+/* check.cpp: runs the checks of one file of this folder, and gives them the services of
+ * kernels/device.h.
  *
  * Invariant: launches run at once, by lanes.cpp; a room is poisoned when it is given, and the
  * one before it is gone.
@@ -9,13 +10,13 @@
 
 #include <string>
 
-#include "../../kernels/device.h"
-#include "fake.h"
+#include "../../../kernels/device.h"
+#include "../fake.h"
 
 std::string check_now;
 static uint64_t seed_now;
 static void *room;
-static orr_cuda_fault_slot slot;
+orr_cuda_fault_slot check_slot;
 static int poison;
 
 void check_fail(const std::string &why) {
@@ -40,9 +41,9 @@ void *orr_cuda_room(size_t bytes) {
   return room;
 }
 orr_cuda_fault_slot *orr_cuda_fault(int64_t limit) {
-  slot = {};
-  slot.limit = limit, slot.poison = &poison;
-  return &slot;
+  check_slot = {};
+  check_slot.limit = limit, check_slot.poison = &poison;
+  return &check_slot;
 }
 const int *orr_cuda_poison(void) { return &poison; }
 }

@@ -4,7 +4,7 @@
  * Invariant: a check fails where a number is off by more than its tolerance, where a byte
  * beside a view has changed, or where a launch goes wrong. Arrays are blocks of their own, so
  * that AddressSanitizer sees what leaves them.
- * To add a check: a function of (Random &) and a line in the `checks` of a check_*.cpp.
+ * To add a check: a function of (Random &) and a line in the `checks` of a file of this folder.
  */
 #ifndef ORR_FAKE_CHECK_H
 #define ORR_FAKE_CHECK_H
@@ -18,9 +18,10 @@
 #include <vector>
 
 extern "C" {
-#include "../../kernels/half.h"
-#include "../../kernels/kernel.h"
+#include "../../../kernels/half.h"
+#include "../../../kernels/kernel.h"
 }
+#include "../../../kernels/device.h"
 
 struct Random {
   uint64_t state;
@@ -173,7 +174,8 @@ static inline double tolerance_of(orr_dtype dtype) {
   }
 }
 
-extern std::string check_now; /* what is being checked, for the report */
+extern std::string check_now;          /* what is being checked, for the report */
+extern orr_cuda_fault_slot check_slot; /* the last that was asked for */
 [[noreturn]] void check_fail(const std::string &why);
 
 static inline std::string text_of(const orr_view *v) {

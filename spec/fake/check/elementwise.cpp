@@ -1,4 +1,4 @@
-/* check_elementwise.cpp: unary.cu, binary.cu, elementwise.cu and copy.cu against the CPU's.
+/* elementwise.cpp: unary.cu, binary.cu, elementwise.cu and copy.cu against the CPU's.
  *
  * Invariant: every row of the tables and every dtype comes up in every run.
  * To add a check: check.h.
@@ -6,9 +6,9 @@
 #include "check.h"
 
 extern "C" {
-#include "../../kernels/copy.h"
-#include "../../kernels/elementwise.h"
-#include "../../kernels/index.h"
+#include "../../../kernels/copy.h"
+#include "../../../kernels/elementwise.h"
+#include "../../../kernels/index.h"
 
 void orr_cuda_unary(int op, const orr_view *x, orr_view *y);
 void orr_cuda_unary_grad(int op, const orr_view *x, const orr_view *y, const orr_view *g,
