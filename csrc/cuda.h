@@ -160,6 +160,8 @@ bool orr_cuda_alike(const orr_view *a, const orr_view *b);
 
 /* ORR_OK, or the error in words; a sticky one loses the GPU. gpu may be NULL. */
 orr_status orr_cuda_try(orr_cuda_gpu *gpu, cudaError_t error, const char *what);
+/* "cuda:0: " before the message of the failure in hand, where nobody else says the device. */
+orr_status orr_cuda_fail_on(const orr_cuda_device *d, orr_status status);
 orr_status orr_cuda_lost(const orr_cuda_gpu *gpu); /* fails in the words of the loss */
 /* A library's error, or the GPU's loss where that is its cause. */
 orr_status orr_cuda_library(orr_cuda_gpu *gpu, const char *library, const char *words);

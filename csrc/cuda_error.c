@@ -58,11 +58,21 @@ orr_status orr_cuda_try(orr_cuda_gpu *gpu, cudaError_t error, const char *what) 
   return orr_fail(status, "%s: %s", what, cudaGetErrorString(error));
 }
 
+/* A query tells whether the GPU still answers. */
 orr_status orr_cuda_library(orr_cuda_gpu *gpu, const char *library, const char *words) {
-  cudaError_t error = cudaGetLastError();
+  orr_cuda_queue *s = orr_cuda_current();
+  cudaError_t error = s ? cudaEventQuery(s->mark[0]) : cudaSuccess;
+  cudaGetLastError();
   if (is_sticky(error)) lose(gpu, error);
   if (orr_cuda_is_lost(gpu)) return orr_cuda_lost(gpu);
   return orr_fail(ORR_EDEVICE, "%s: %s", library, words);
+}
+
+orr_status orr_cuda_fail_on(const orr_cuda_device *d, orr_status status) {
+  char words[400];
+  if (!status || orr_cuda_is_lost(d->gpu)) return status;
+  snprintf(words, sizeof words, "%s", orr_cuda_host->last_error());
+  return orr_fail(status, "%s: %s", d->name, words);
 }
 
 static orr_cuda_failure *here(orr_cuda_queue *s) { return s ? &s->failure : &stray; }

@@ -99,10 +99,11 @@ void orr_cuda_queue_free(orr_cuda_queue *take_s) {
 }
 
 static orr_status queue_open(orr_queue *q) {
+  orr_cuda_device *d = orr_cuda_device_of(q->device);
   orr_cuda_queue *s = NULL;
-  ORR_TRY(orr_cuda_queue_new(orr_cuda_device_of(q->device), q == q->device->comm, &s));
-  q->stream = s;
-  return ORR_OK;
+  orr_status status = orr_cuda_queue_new(d, q == q->device->comm, &s);
+  if (!status) q->stream = s;
+  return orr_cuda_fail_on(d, status);
 }
 
 static void queue_close(orr_queue *q) { orr_cuda_queue_free(q->stream); }
@@ -147,7 +148,7 @@ static orr_status wait(orr_queue *q, orr_queue *of) {
   if (!status) return orr_cuda_spread_from(s, other->device->gpu);
   if (!orr_cuda_is_lost(s->device->gpu)) /* what comes may be nonsense */
     cudaMemsetAsync(orr_cuda_poison_of(s->device->gpu), 1, sizeof(int), s->stream);
-  return status;
+  return orr_cuda_fail_on(s->device, status);
 }
 
 /* ---- how far the device is ---- */
@@ -180,6 +181,7 @@ static bool reached(orr_cuda_queue *s, unsigned slot) {
     return true;
   }
   if (orr_cuda_is_lost(s->device->gpu)) return false;
+  status = orr_cuda_fail_on(s->device, status);
   orr_cuda_host->work_error(status, orr_cuda_host->last_error());
   return ++s->n_odd >= TRIES;
 }
