@@ -203,7 +203,7 @@ static __global__ void __launch_bounds__(ORR_BLOCK) bad_kernel(list l, int *flag
   int bad = 0, i = item_of(l, blockIdx.x);
   const bad_taker taker = {&bad};
   each_of_block(l, i, taker);
-  if (bad) flags[l.number + i] = 1;
+  if (bad) *(volatile int *)&flags[l.number + i] = 1;
 }
 
 static __global__ void __launch_bounds__(ORR_BLOCK)

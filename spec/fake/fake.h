@@ -39,6 +39,20 @@ void orr_fake_lose(int device, const char *why);
 /* lanes.cpp: runs all blocks now; empty: well, else what went wrong. */
 std::string orr_fake_run(dim3 grid, dim3 block, size_t shared,
                          const std::function<void()> &kernel);
+/* Why CUDA would not launch it; empty: it would. */
+std::string orr_fake_refusal(dim3 grid, dim3 block, size_t shared);
+void orr_fake_go_wrong(const std::string &what); /* from inside a kernel: it ends in this */
+
+/* Where and when the lane that runs stands: what orders its memory accesses against others'. */
+#define ORR_FAKE_NO_LANE UINT32_MAX
+struct orr_fake_time {
+  uint64_t launch;
+  uint32_t block, lane;             /* numbers, x first */
+  uint32_t block_epoch, warp_epoch; /* barriers passed */
+};
+extern orr_fake_time orr_fake_when;
+bool orr_fake_on_stack(const void *p); /* of the lane that runs */
+bool orr_fake_is_shared(const void *p);
 /* From the environment, 0 where it is not set. */
 long orr_fake_number(const char *name, long otherwise);
 

@@ -1,60 +1,30 @@
 /* lanes.cpp: runs kernels on the CPU, every CUDA thread a coroutine on the caller's thread.
  *
- * Invariant: one block at a time, its lanes in the order that ORRERY_FAKE_LANES says (forward,
- * reverse, or a seed for a random order each round); a lane runs until it meets others or ends,
- * so a missing barrier shows. Shared memory is poisoned for every block. A barrier that some
- * lanes never reach, or a shuffle with lanes that have ended, is an error of the launch.
+ * Invariant: one block at a time; blocks, and the lanes of a block, in the order that
+ * ORRERY_FAKE_LANES says (forward, reverse, or a seed for a random order each round); a lane
+ * runs until it meets others or ends, so a missing barrier shows. Shared memory is poisoned for
+ * every block. What CUDA refuses to launch is refused; a barrier that some lanes never reach, a
+ * shuffle with lanes that have ended or from a lane that is not there is an error of the launch.
  * To add a way for lanes to meet: a kind in orr_fake_sync, its case in `settle`.
  */
-#include <sys/mman.h>
-#include <ucontext.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "fake.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#define FAKE_ASAN 1
-#else
-#define FAKE_ASAN 0
-#endif
+#include "fiber.h"
 
 orr_fake_place orr_fake_now;
+orr_fake_time orr_fake_when = {0, 0, ORR_FAKE_NO_LANE, 0, 0}; /* from the start: none runs */
 
 namespace {
 
-enum { STACK = 64 * 1024, MOST_LANES = 1024, MOST_SHARED = 227 * 1024 };
+/* Without an attribute that nobody sets, a block has 48 KiB of shared memory, all kinds. */
+enum { MOST_LANES = 1024, MOST_SHARED = 48 * 1024 };
 
 enum State { IDLE, READY, WAITS, ENDED };
-
-/* ---- switching stacks ---- */
-
-#if defined(__x86_64__)
-extern "C" void orr_fake_switch(void **save, void *load);
-asm(".text\n.type orr_fake_switch,@function\norr_fake_switch:\n"
-    "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-    "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n"
-    "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n  ret\n"
-    ".size orr_fake_switch,.-orr_fake_switch\n");
-#define FAKE_SWITCH 1
-#else
-#define FAKE_SWITCH 0
-#endif
-
-struct Stack {
-  char *memory;
-#if FAKE_SWITCH
-  void *at;
-#else
-  ucontext_t context;
-#endif
-};
 
 struct Lane {
   State state;
@@ -62,33 +32,25 @@ struct Lane {
   unsigned mask;
   uint64_t value;
   int source;
-  Stack *stack;
+  uint32_t warp_epoch;
+  Fiber *fiber;
 };
 
 struct Runner {
   Lane lane[MOST_LANES];
   int n, current;
   const std::function<void()> *kernel;
-  std::vector<Stack *> free;
-  Stack *last; /* the one whose lane ended last: still warm */
-#if FAKE_SWITCH
-  void *home;
-#else
-  ucontext_t home;
-#endif
+  std::vector<Fiber *> free;
   std::map<const void *, void *> shared;
-  std::vector<char> arena;
+  alignas(16) char arena[MOST_SHARED];
   size_t used, dynamic;
+  size_t dirty; /* bytes that are not poison */
   std::string wrong;
   uint64_t random;
-#if FAKE_ASAN
-  const void *home_bottom;
-  size_t home_size;
-  void *fake_stack;
-#endif
+  bool reverse;
 };
 
-Runner run;
+Runner &run = *new Runner(); /* for good: fibers outlive every launch */
 
 uint64_t next_random() {
   run.random ^= run.random << 13;
@@ -97,143 +59,110 @@ uint64_t next_random() {
   return run.random * 0x2545F4914F6CDD1Dull >> 32;
 }
 
-/* Back to the scheduler; the stack's place is kept, or (ends) forgotten. */
-void leave(Lane *lane, bool ends) {
-#if FAKE_ASAN
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(ends ? nullptr : &fake, run.home_bottom, run.home_size);
-#endif
-#if FAKE_SWITCH
-  void *scrap;
-  orr_fake_switch(ends ? &scrap : &lane->stack->at, run.home);
-#else
-  swapcontext(&lane->stack->context, &run.home);
-#endif
-#if FAKE_ASAN
-  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
-  (void)ends;
-}
-
-/* The bottom of every stack: lanes one after another, as long as they end without meeting. */
-[[noreturn]] void lane_main() {
-#if FAKE_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &run.home_bottom, &run.home_size);
-#endif
-  for (;;) {
-    (*run.kernel)();
-    Lane *me = &run.lane[run.current];
-    me->state = ENDED;
-    run.free.push_back(me->stack);
-    Stack *mine = me->stack;
-    me->stack = nullptr;
-    Lane back = {};
-    back.stack = mine;
-    leave(&back, false);
-  }
-}
-
-Stack *stack_new() {
-  Stack *s = new Stack;
-  s->memory = (char *)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                           -1, 0);
-#if FAKE_SWITCH
-  void **top = (void **)(s->memory + STACK - 16);
-  *--top = nullptr; /* as a call leaves it */
-  *--top = (void *)lane_main;
-  top -= 6;
-  memset(top, 0, 6 * sizeof *top);
-  s->at = top;
-#else
-  getcontext(&s->context);
-  s->context.uc_stack.ss_sp = s->memory;
-  s->context.uc_stack.ss_size = STACK;
-  makecontext(&s->context, (void (*)())lane_main, 0);
-#endif
-  return s;
+void go_wrong(const std::string &what) {
+  if (run.wrong.empty()) run.wrong = what;
 }
 
 void place_lane(int k) {
   const dim3 &b = orr_fake_now.block_size;
   orr_fake_now.thread = dim3((unsigned)k % b.x, (unsigned)k / b.x % b.y, (unsigned)k / b.x / b.y);
+  orr_fake_when.lane = (uint32_t)k;
+  orr_fake_when.warp_epoch = run.lane[k].warp_epoch;
   run.current = k;
+}
+
+/* The bottom of every fiber: one lane after another. */
+void lane_main() {
+  for (;;) {
+    (*run.kernel)();
+    Lane *me = &run.lane[run.current];
+    Fiber *mine = me->fiber;
+    me->state = ENDED;
+    me->fiber = nullptr;
+    run.free.push_back(mine);
+    fiber_leave(mine);
+  }
 }
 
 void enter(int k) {
   Lane *lane = &run.lane[k];
-  if (!lane->stack) {
-    if (run.free.empty()) run.free.push_back(stack_new());
-    lane->stack = run.free.back();
+  if (!lane->fiber) {
+    if (run.free.empty()) run.free.push_back(fiber_new(lane_main));
+    lane->fiber = run.free.back();
     run.free.pop_back();
   }
   lane->state = READY;
   place_lane(k);
-  Stack *s = lane->stack;
-#if FAKE_ASAN
-  __sanitizer_start_switch_fiber(&run.fake_stack, s->memory, STACK);
-#endif
-#if FAKE_SWITCH
-  orr_fake_switch(&run.home, s->at);
-#else
-  swapcontext(&run.home, &s->context);
-#endif
-#if FAKE_ASAN
-  __sanitizer_finish_switch_fiber(run.fake_stack, nullptr, nullptr);
-#endif
+  fiber_enter(lane->fiber);
 }
 
 /* ---- meeting ---- */
 
-int warp_end(int first) { return first + 32 < run.n ? first + 32 : run.n; }
+struct Warp {
+  int first, size;
+  unsigned mask, there; /* of those that meet: whom they name, who is there */
+  orr_fake_sync kind;
+};
 
-/* All lanes of the warp's mask that exist wait for the same; what each gets. */
-bool settle_warp(int first) {
-  int end = warp_end(first);
-  unsigned mask = 0, there = 0;
-  orr_fake_sync kind = ORR_FAKE_BLOCK;
-  for (int k = first; k < end; k++) {
-    const Lane &l = run.lane[k];
+/* False: nobody of the warp waits for its others, or some are not there yet. */
+bool gather(int first, Warp *w) {
+  *w = Warp{first, run.n - first < 32 ? run.n - first : 32, 0, 0, ORR_FAKE_BLOCK};
+  for (int k = 0; k < w->size; k++) {
+    const Lane &l = run.lane[first + k];
     if (l.state != WAITS || l.kind == ORR_FAKE_BLOCK) continue;
-    if (!mask) {
-      mask = l.mask;
-      kind = l.kind;
+    if (!w->mask) {
+      w->mask = l.mask;
+      w->kind = l.kind;
     }
-    if (l.kind == kind && l.mask == mask) there |= 1u << (k - first);
+    if (l.kind == w->kind && l.mask == w->mask) w->there |= 1u << k;
   }
-  if (!mask) return false;
-  unsigned exist = end - first == 32 ? ~0u : (1u << (end - first)) - 1;
-  if ((mask & exist) & ~there) return false;
-  unsigned ballot = 0;
+  unsigned exist = w->size == 32 ? ~0u : (1u << w->size) - 1;
+  return w->mask && !((w->mask & exist) & ~w->there);
+}
+
+uint64_t shuffled(const Warp &w, int k) {
+  int from = run.lane[w.first + k].source;
+  if (from >= 0 && from < w.size && w.there >> from & 1) return run.lane[w.first + from].value;
+  go_wrong("thread " + std::to_string(w.first + k) + " shuffles from lane " +
+           std::to_string(from) + ", which is not there");
+  return 0xFFFFFFFFFFFFFFFFull;
+}
+
+bool settle_warp(int first) {
+  Warp w;
+  if (!gather(first, &w)) return false;
   uint64_t result[32] = {};
-  for (int k = first; k < end; k++)
-    if (there >> (k - first) & 1 && run.lane[k].value) ballot |= 1u << (k - first);
-  for (int k = first; k < end; k++) {
-    if (!(there >> (k - first) & 1)) continue;
-    int from = run.lane[k].source;
-    bool has = from >= 0 && from < end - first && there >> from & 1;
-    result[k - first] = kind == ORR_FAKE_BALLOT ? ballot
-                        : has                   ? run.lane[first + from].value
-                                                : run.lane[k].value;
+  unsigned ballot = 0;
+  uint32_t epoch = 0;
+  for (int k = 0; k < w.size; k++) {
+    if (!(w.there >> k & 1)) continue;
+    const Lane &l = run.lane[first + k];
+    if (l.value) ballot |= 1u << k;
+    if (l.warp_epoch > epoch) epoch = l.warp_epoch;
+    if (w.kind == ORR_FAKE_SHUFFLE) result[k] = shuffled(w, k);
   }
-  for (int k = first; k < end; k++) {
-    if (!(there >> (k - first) & 1)) continue;
-    run.lane[k].value = result[k - first];
-    run.lane[k].state = READY;
+  for (int k = 0; k < w.size; k++) {
+    if (!(w.there >> k & 1)) continue;
+    Lane &l = run.lane[first + k];
+    l.value = w.kind == ORR_FAKE_BALLOT ? ballot : result[k];
+    if (w.kind == ORR_FAKE_WARP) l.warp_epoch = epoch + 1;
+    l.state = READY;
   }
   return true;
 }
 
 bool settle_block() {
+  bool any = false;
   for (int k = 0; k < run.n; k++) {
     const Lane &l = run.lane[k];
     if (l.state != ENDED && (l.state != WAITS || l.kind != ORR_FAKE_BLOCK)) return false;
   }
-  bool any = false;
   for (int k = 0; k < run.n; k++) {
     if (run.lane[k].state == ENDED) continue;
     run.lane[k].state = READY;
     any = true;
   }
+  orr_fake_when.block_epoch++;
   return any;
 }
 
@@ -243,11 +172,10 @@ bool settle() {
   return moved || settle_block();
 }
 
-/* "thread 33 waits for the block, 64 to 95 have ended" */
 void say_stuck() {
   static const char *const what[] = {"a barrier of the block", "a barrier of the warp",
                                      "a shuffle", "a ballot"};
-  char line[200];
+  char line[240];
   int waits = 0, ended = 0, first = -1;
   for (int k = 0; k < run.n; k++) {
     waits += run.lane[k].state == WAITS;
@@ -255,92 +183,149 @@ void say_stuck() {
     if (run.lane[k].state == WAITS && first < 0) first = k;
   }
   const Lane &l = run.lane[first < 0 ? 0 : first];
+  unsigned there = 0;
+  for (int k = first - first % 32; k < run.n && k < first - first % 32 + 32; k++)
+    if (run.lane[k].state == WAITS && run.lane[k].kind == l.kind) there |= 1u << k % 32;
   snprintf(line, sizeof line,
-           "%d of %d threads wait, %d have ended: thread %d waits at %s (mask %08x) that the "
-           "others do not reach",
-           waits, run.n, ended, first, what[l.kind], l.mask);
-  run.wrong = line;
+           "%d of %d threads wait, %d have ended: thread %d waits at %s for lanes %08x, of "
+           "which %08x are there",
+           waits, run.n, ended, first, what[l.kind], l.kind == ORR_FAKE_BLOCK ? ~0u : l.mask,
+           there);
+  go_wrong(line);
 }
 
-void run_block(const std::vector<int> &forward) {
-  std::vector<int> order = forward;
-  memset(run.arena.data(), 0xFF, run.used);
+/* ---- blocks ---- */
+
+void start_block() {
+  memset(run.arena, 0xFF, run.dirty);
   run.shared.clear();
-  run.used = run.dynamic;
-  for (int k = 0; k < run.n; k++) run.lane[k] = Lane{IDLE, ORR_FAKE_BLOCK, 0, 0, 0, nullptr};
-  for (;;) {
-    int left = 0;
+  run.used = run.dirty = run.dynamic;
+  orr_fake_when.block_epoch = 0;
+  for (int k = 0; k < run.n; k++) run.lane[k] = Lane{IDLE, ORR_FAKE_BLOCK, 0, 0, 0, 0, nullptr};
+}
+
+/* Where something went wrong lanes stand in the middle of the kernel: their fibers go. */
+void drop_lanes() {
+  for (int k = 0; k < run.n; k++) {
+    if (run.lane[k].fiber) fiber_free(run.lane[k].fiber);
+    run.lane[k].fiber = nullptr;
+  }
+}
+
+void run_block(std::vector<int> &order) {
+  start_block();
+  for (int left = run.n; left && run.wrong.empty();) {
     for (size_t i = order.size(); run.random && i > 1; i--)
       std::swap(order[i - 1], order[next_random() % i]);
     for (int k : order) {
       State s = run.lane[k].state;
       if (s == IDLE || s == READY) enter(k);
     }
+    left = 0;
     for (int k = 0; k < run.n; k++) left += run.lane[k].state != ENDED;
-    if (!left) return;
-    if (!settle()) {
-      say_stuck();
-      return;
-    }
+    if (left && !settle()) say_stuck();
   }
+  drop_lanes();
+}
+
+uint64_t common(uint64_t a, uint64_t b) { return b ? common(b, a % b) : a; }
+
+/* The k-th of n blocks to run. */
+uint64_t block_at(uint64_t k, uint64_t n, uint64_t step) {
+  if (run.random) return (k * step + step / 2) % n;
+  return run.reverse ? n - 1 - k : k;
+}
+
+void choose_order(std::vector<int> *order, uint64_t n_blocks, uint64_t *step) {
+  const char *how = getenv("ORRERY_FAKE_LANES");
+  run.reverse = how && strcmp(how, "reverse") == 0;
+  run.random = how && *how >= '1' && *how <= '9' ? strtoull(how, nullptr, 10) : 0;
+  for (int k = 0; k < run.n; k++) order->push_back(run.reverse ? run.n - 1 - k : k);
+  *step = 1;
+  if (run.random)
+    for (*step = next_random() % n_blocks + 1; common(*step, n_blocks) != 1;) ++*step;
 }
 
 }  // namespace
 
 uint64_t orr_fake_meet(orr_fake_sync kind, unsigned mask, uint64_t value, int source) {
-  Lane *me = &run.lane[run.current];
   int k = run.current;
+  Lane *me = &run.lane[k];
+  if (kind != ORR_FAKE_BLOCK && !(mask >> (k % 32) & 1))
+    go_wrong("thread " + std::to_string(k) + " is not in the mask that it gives");
   me->state = WAITS;
   me->kind = kind;
   me->mask = mask;
   me->value = value;
   me->source = source;
-  leave(me, false);
+  fiber_leave(me->fiber);
   place_lane(k);
   return me->value;
 }
 
 int orr_fake_lane(void) { return run.current % 32; }
 
-void *orr_fake_dynamic_shared(void) { return run.arena.data(); }
+void *orr_fake_dynamic_shared(void) { return run.arena; }
 
 void *orr_fake_shared(const void *key, size_t bytes) {
   void *&p = run.shared[key];
   if (p) return p;
   bytes = (bytes + 15) / 16 * 16;
-  if (run.used + bytes > run.arena.size()) {
-    run.wrong = "more shared memory than a block has";
-    return p = run.arena.data();
+  if (run.used + bytes > sizeof run.arena) {
+    go_wrong("more than 48 KiB of shared memory");
+    return p = run.arena;
   }
-  p = run.arena.data() + run.used;
+  p = run.arena + run.used;
   run.used += bytes;
+  if (run.dirty < run.used) run.dirty = run.used;
   return p;
+}
+
+std::string orr_fake_refusal(dim3 grid, dim3 block, size_t shared) {
+  uint64_t lanes = (uint64_t)block.x * block.y * block.z;
+  if (lanes < 1 || lanes > MOST_LANES || block.z > 64)
+    return "a block of " + std::to_string(lanes) + " threads";
+  if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > INT32_MAX || grid.y > 65535 ||
+      grid.z > 65535)
+    return "a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+           std::to_string(grid.z) + " blocks";
+  if (shared > MOST_SHARED) return std::to_string(shared) + " bytes of shared memory";
+  return "";
 }
 
 std::string orr_fake_run(dim3 grid, dim3 block, size_t shared,
                          const std::function<void()> &kernel) {
-  const char *how = getenv("ORRERY_FAKE_LANES");
   std::vector<int> order;
+  std::string refusal = orr_fake_refusal(grid, block, shared);
+  uint64_t n = (uint64_t)grid.x * grid.y * grid.z, step;
+  if (!refusal.empty()) return "not launched: " + refusal;
   run.n = (int)(block.x * block.y * block.z);
-  if (run.n < 1 || run.n > MOST_LANES) return "a block of " + std::to_string(run.n) + " threads";
-  if (shared > MOST_SHARED) return "more shared memory than a block has";
-  bool reverse = how && strcmp(how, "reverse") == 0;
-  run.random = how && *how >= '1' && *how <= '9' ? strtoull(how, nullptr, 10) : 0;
-  for (int k = 0; k < run.n; k++) order.push_back(reverse ? run.n - 1 - k : k);
-  run.arena.resize(MOST_SHARED + 4096);
   run.kernel = &kernel;
   run.dynamic = (shared + 15) / 16 * 16;
-  run.used = run.arena.size() < 49152 ? run.arena.size() : run.dynamic + 49152;
-  if (run.used > run.arena.size()) run.used = run.arena.size();
+  run.dirty = sizeof run.arena;
   run.wrong.clear();
+  choose_order(&order, n, &step);
   orr_fake_now.block_size = block;
   orr_fake_now.grid_size = grid;
-  for (unsigned z = 0; z < grid.z; z++)
-    for (unsigned y = 0; y < grid.y; y++)
-      for (unsigned x = 0; x < grid.x; x++) {
-        orr_fake_now.block = dim3(x, y, z);
-        run_block(order);
-        if (!run.wrong.empty()) return run.wrong;
-      }
-  return "";
+  orr_fake_when.launch++;
+  for (uint64_t k = 0; k < n && run.wrong.empty(); k++) {
+    uint64_t b = block_at(k, n, step);
+    orr_fake_when.block = (uint32_t)b;
+    orr_fake_now.block = dim3((unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y),
+                              (unsigned)(b / grid.x / grid.y));
+    run_block(order);
+  }
+  orr_fake_when.lane = ORR_FAKE_NO_LANE;
+  return run.wrong;
+}
+
+void orr_fake_go_wrong(const std::string &what) { go_wrong(what); }
+
+bool orr_fake_on_stack(const void *p) {
+  const Fiber *f = run.lane[run.current].fiber;
+  return f && (const char *)p >= f->memory && (const char *)p < f->memory + FIBER_STACK;
+}
+
+bool orr_fake_is_shared(const void *p) {
+  return (const char *)p >= run.arena && (const char *)p < run.arena + sizeof run.arena;
 }
