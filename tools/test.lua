@@ -98,9 +98,10 @@ local function run(file)
   return passed, failed, pending
 end
 
+local folder = os.getenv "SPEC_FOLDER" or "spec"
 local skip = os.getenv "PUC_SKIP" or ""
 local passed, failed, ran = 0, 0, 0
-for _, file in ipairs(lines_of("ls spec/*_spec.lua 2>/dev/null | LC_ALL=C sort")) do
+for _, file in ipairs(lines_of("ls " .. folder .. "/*_spec.lua 2>/dev/null | LC_ALL=C sort")) do
   local spec = file:match "([^/]*)_spec%.lua$"
   if matches(spec, wanted) and not matches(spec, skip) then
     local began = os.time()

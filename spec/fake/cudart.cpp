@@ -31,11 +31,11 @@ std::recursive_mutex orr_fake_lock;
 
 namespace {
 
-std::string report;
+std::string &report = *new std::string;
 long calls, fail_at, live_pinned;
 bool fail_sticky;
-std::string failed_call;
-std::map<char *, size_t> pinned;
+std::string &failed_call = *new std::string;
+std::map<char *, size_t> &pinned = *new std::map<char *, size_t>; /* lives as long as exit handlers */
 thread_local int current;
 thread_local cudaError_t last;
 int unlocked;
@@ -51,8 +51,8 @@ struct Gpu {
 char *all_memory; /* the GPUs' arenas, one after another */
 size_t all_bytes;
 bool guarded;
-std::vector<Gpu> gpus;     /* physical */
-std::vector<int> visible;  /* ordinals to physical */
+std::vector<Gpu> &gpus = *new std::vector<Gpu>;   /* physical */
+std::vector<int> &visible = *new std::vector<int>; /* ordinals to physical */
 bool opened;
 
 std::string uuid_text(int gpu) {
@@ -306,7 +306,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaGetLastError(void) {
-  CALL("cudaGetLastError");
+  FAKE_CALL("cudaGetLastError", cudaErrorUnknown); /* which it forgets at once, as any other */
   cudaError_t status = last;
   last = cudaSuccess;
   return status;
@@ -410,7 +410,7 @@ cudaError_t cudaFreeHost(void *p) {
 }  // extern "C"
 
 __attribute__((destructor)) static void say_leaks() {
-  if (!orr_fake_number("ORRERY_FAKE_LEAKS", 0)) return;
+  if (!orr_fake_number("ORRERY_FAKE_LEAKS", 0) || !opened) return;
   if (orr_fake_live()) fprintf(stderr, "fake: %ld objects live at the end\n", orr_fake_live());
   if (!report.empty()) fprintf(stderr, "fake: %s\n", report.c_str());
 }

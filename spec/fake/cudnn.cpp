@@ -41,7 +41,7 @@ struct Part {
     return all.empty() ? T() : all[0];
   }
 };
-std::set<Part *> parts;
+std::set<Part *> &parts = *new std::set<Part *>;
 
 size_t size_of(cudnnBackendAttributeType_t type) {
   switch (type) {

@@ -55,8 +55,8 @@ struct orr_fake_event {
 
 namespace {
 
-std::set<cudaStream_t> streams;
-std::set<cudaEvent_t> events;
+std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
+std::set<cudaEvent_t> &events = *new std::set<cudaEvent_t>;
 long live;
 uint64_t random_state;
 bool running;
@@ -94,7 +94,7 @@ bool any_can_run() {
 
 /* Runs one head that can run; false: there is none. */
 bool step() {
-  static std::vector<cudaStream_t> able;
+  static std::vector<cudaStream_t> &able = *new std::vector<cudaStream_t>;
   if (running) return false;
   able.clear();
   for (cudaStream_t s : streams)

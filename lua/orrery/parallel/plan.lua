@@ -56,10 +56,8 @@ function Plan:__tostring() return self._ast:text() end
 ---@return string[]
 function Plan:devices()
   local name, list = {}, {}
-  for _, stage in ipairs(self._stages) do
-    for _, device in ipairs(stage.devices) do
-      name[device], name[device:match ":(%d+)$" or device] = device, device
-    end
+  for s, stage in ipairs(self._ast:stages()) do
+    for k, text in ipairs(stage.devices) do name[text] = self._stages[s].devices[k] end
   end
   for k, text in ipairs(self._ast:devices()) do list[k] = name[text] end
   return list
