@@ -40,17 +40,17 @@ extern const orr_host *orr_cuda_host;
 
 /* One physical GPU that some logical device stands for. */
 typedef struct orr_cuda_gpu {
-  int index;    /* in orr_cuda_machine.gpu */
-  int ordinal;  /* CUDA's number */
+  int index;     /* in orr_cuda_machine.gpu */
+  int ordinal;   /* CUDA's number */
   char name[16]; /* of its first logical device, "cuda:0" */
   pthread_mutex_t mutex;
   atomic_bool is_open; /* has a context, and `words` */
   atomic_bool lost;    /* for good; `why` says it all */
   atomic_bool told;    /* the loss was reported */
   char why[300];
-  int *words; /* device memory: ORR_CUDA_WORDS words */
-  int n_words; /* given to queues */
-  atomic_uint epoch; /* of the host's poison when the words were last cleared */
+  int *words;                      /* device memory: ORR_CUDA_WORDS words */
+  int n_words;                     /* given to queues */
+  atomic_uint epoch;               /* of the host's poison when the words were last cleared */
   atomic_char reach[ORR_MAX_GPUS]; /* 0: not tried, 1: its kernels reach that GPU, 2: no */
 } orr_cuda_gpu;
 
@@ -102,9 +102,9 @@ typedef struct orr_cuda_queue {
   orr_cuda_fault_note note[ORR_CUDA_FAULTS];
   uint64_t n_faults, n_seen;
   /* the collective of NCCL that the stream may be in */
-  void *communicator; /* ncclComm_t; NULL: none */
+  void *communicator;       /* ncclComm_t; NULL: none */
   uint64_t collective_mark; /* complete when so many marks are */
-  double alive, asked; /* when the stream last got on, when NCCL was last asked */
+  double alive, asked;      /* when the stream last got on, when NCCL was last asked */
   /* while an item runs */
   const orr_work *work;
   int shard;
@@ -117,7 +117,7 @@ typedef struct orr_cuda_device {
   char name[16];
   orr_cuda_gpu *gpu;
   pthread_mutex_t copy_mutex;
-  orr_cuda_queue *copy; /* the copy queue, of whoever holds the mutex; NULL until used */
+  orr_cuda_queue *copy;       /* the copy queue, of whoever holds the mutex; NULL until used */
   struct orr_cuda_blas *blas; /* NULL until used */
   struct orr_cuda_dnn *dnn;
 } orr_cuda_device;
@@ -166,7 +166,7 @@ orr_status orr_cuda_lost(const orr_cuda_gpu *gpu); /* fails in the words of the 
 /* A library's error, or the GPU's loss where that is its cause. */
 orr_status orr_cuda_library(orr_cuda_gpu *gpu, const char *library, const char *words);
 void orr_cuda_record(orr_status status, const char *words); /* in the current queue */
-orr_status orr_cuda_recorded(orr_cuda_queue *s); /* returns and forgets it */
+orr_status orr_cuda_recorded(orr_cuda_queue *s);            /* returns and forgets it */
 void orr_cuda_tell_loss(orr_cuda_gpu *gpu); /* reports it, once; ends its collectives */
 
 /* ---- cuda_plugin.c ---- */
@@ -196,7 +196,7 @@ static inline int *orr_cuda_poison_of(orr_cuda_gpu *gpu) { return gpu->words; }
 void orr_cuda_clear_poison(orr_cuda_queue *s); /* where the host has raised what went wrong */
 /* On s: its GPU is poisoned where `other` is. */
 orr_status orr_cuda_spread_from(orr_cuda_queue *s, orr_cuda_gpu *other);
-void orr_cuda_poison_now(orr_cuda_device *d); /* at once, past its queues */
+void orr_cuda_poison_now(orr_cuda_device *d);   /* at once, past its queues */
 void orr_cuda_spread(const int *from, int *to); /* kernels/poison.cu: if (*from) *to = 1 */
 
 /* ---- cuda_memory.c ---- */

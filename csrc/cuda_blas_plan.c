@@ -35,7 +35,8 @@ struct orr_cuda_blas {
 };
 
 static orr_status failed(orr_cuda_device *d, cublasStatus_t status) {
-  return orr_cuda_library(d->gpu, "cuBLASLt", cublasLtGetStatusString(status));
+  (void)orr_cuda_library(d->gpu, "cuBLASLt", cublasLtGetStatusString(status));
+  return ORR_EDEVICE;
 }
 
 /* ---- opening and closing ---- */
@@ -112,8 +113,8 @@ static cublasStatus_t make_op(orr_cuda_plan *p, const void *bias) {
   cublasComputeType_t compute = key->dtype == ORR_F64 ? CUBLAS_COMPUTE_64F
                                 : key->tf32           ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                       : CUBLAS_COMPUTE_32F;
-  cublasStatus_t status =
-      cublasLtMatmulDescCreate(&p->op, compute, key->dtype == ORR_F64 ? CUDA_R_64F : CUDA_R_32F);
+  cublasStatus_t status = cublasLtMatmulDescCreate(
+      &p->op, compute, key->dtype == ORR_F64 ? CUDA_R_64F : CUDA_R_32F);
   static const cublasLtMatmulDescAttributes_t side[] = {CUBLASLT_MATMUL_DESC_TRANSA,
                                                         CUBLASLT_MATMUL_DESC_TRANSB};
   for (int k = 0; k < 2 && !status; k++) {
@@ -138,8 +139,8 @@ static cublasStatus_t make_layout(orr_cuda_plan *p, int which, int64_t rows, int
       &p->layout[which], type_of(key->dtype), (uint64_t)(by_column ? rows : cols),
       (uint64_t)(by_column ? cols : rows), key->ld[which]);
   if (status || batch == 1) return status;
-  status = cublasLtMatrixLayoutSetAttribute(p->layout[which], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                            &batch, sizeof batch);
+  status = cublasLtMatrixLayoutSetAttribute(
+      p->layout[which], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
   if (status) return status;
   return cublasLtMatrixLayoutSetAttribute(p->layout[which],
                                           CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
@@ -181,9 +182,9 @@ static cublasStatus_t ask(cublasLtHandle_t handle, orr_cuda_plan *p) {
   if (status) return status;
   status = set_preference(preference, &p->key);
   if (!status)
-    status = cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->layout[0], p->layout[1],
-                                            p->layout[2], p->layout[2], preference, 1, &result,
-                                            &n);
+    status =
+        cublasLtMatmulAlgoGetHeuristic(handle, p->op, p->layout[0], p->layout[1], p->layout[2],
+                                       p->layout[2], preference, 1, &result, &n);
   cublasLtMatmulPreferenceDestroy(preference);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
     return CUBLAS_STATUS_SUCCESS;
@@ -210,8 +211,7 @@ static orr_status new_plan(orr_cuda_device *d, const key *key, const void *bias,
   return ORR_OK;
 }
 
-orr_status orr_cuda_gemm_plan(orr_cuda_device *d, const orr_cuda_gemm *g,
-                              orr_cuda_plan **out) {
+orr_status orr_cuda_gemm_plan(orr_cuda_device *d, const orr_cuda_gemm *g, orr_cuda_plan **out) {
   key key = key_of(g);
   *out = NULL;
   if (g->batch > INT32_MAX) return ORR_OK;

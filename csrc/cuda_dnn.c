@@ -58,8 +58,7 @@ static void find_copies(tensors *t) {
   for (int k = 0; k < 3; k++) {
     const orr_view *v = t->given[k];
     t->data[k] = v->data;
-    t->is_copied[k] =
-        !is_in_order(v, t->channels_last) || (uintptr_t)v->data % ALIGNMENT != 0;
+    t->is_copied[k] = !is_in_order(v, t->channels_last) || (uintptr_t)v->data % ALIGNMENT != 0;
     if (!t->is_copied[k]) continue;
     size_t bytes = (size_t)orr_cuda_bytes(v);
     t->offset[k] = t->bytes;

@@ -31,7 +31,8 @@ struct orr_cuda_dnn {
 };
 
 static orr_status failed(orr_cuda_device *d, cudnnStatus_t status) {
-  return orr_cuda_library(d->gpu, "cuDNN", cudnnGetErrorString(status));
+  (void)orr_cuda_library(d->gpu, "cuDNN", cudnnGetErrorString(status));
+  return ORR_EDEVICE;
 }
 
 /* ---- opening and closing ---- */
@@ -109,10 +110,8 @@ static cudnnStatus_t make_tensor(orr_cuda_conv_plan *p, const int64_t *shape, in
     step *= shape[d];
   }
   cudnnStatus_t status = make(p, CUDNN_BACKEND_TENSOR_DESCRIPTOR, out);
-  if (!status)
-    status = set(*out, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  if (!status)
-    status = set(*out, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
+  if (!status) status = set(*out, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  if (!status) status = set(*out, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, shape);
   if (!status) status = set(*out, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
   if (!status) status = set(*out, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
   if (!status)
@@ -218,9 +217,8 @@ static bool is_fit(const orr_cuda_conv *c, descriptor config) {
   descriptor engine;
   int64_t n = 0, one = 0;
   if (cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine)) return false;
-  cudnnStatus_t status =
-      cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
-                               CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &one, &engine);
+  cudnnStatus_t status = cudnnBackendGetAttribute(
+      config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &one, &engine);
   if (!status)
     status = cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
                                       CUDNN_TYPE_NUMERICAL_NOTE,
@@ -236,8 +234,7 @@ static bool is_fit(const orr_cuda_conv *c, descriptor config) {
 static bool try_engine(orr_cuda_conv_plan *p, cudnnHandle_t handle, descriptor config) {
   descriptor plan;
   int64_t n = 0;
-  if (!is_fit(&p->key, config) ||
-      make(p, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan))
+  if (!is_fit(&p->key, config) || make(p, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan))
     return false;
   cudnnStatus_t status =
       set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
@@ -258,8 +255,8 @@ static bool try_engine(orr_cuda_conv_plan *p, cudnnHandle_t handle, descriptor c
 static void try_all(orr_cuda_conv_plan *p, cudnnHandle_t handle, descriptor *config,
                     int64_t n) {
   for (int64_t k = 0; k < n; k++) {
-    bool keeps = !p->engine_plan && p->n_parts < MOST_PARTS - 1 &&
-                 try_engine(p, handle, config[k]);
+    bool keeps =
+        !p->engine_plan && p->n_parts < MOST_PARTS - 1 && try_engine(p, handle, config[k]);
     if (keeps) p->part[p->n_parts++] = config[k];
     else cudnnBackendDestroyDescriptor(config[k]);
   }
@@ -280,8 +277,8 @@ static cudnnStatus_t choose(orr_cuda_conv_plan *p, cudnnHandle_t handle, descrip
                             cudnnBackendHeurMode_t mode) {
   descriptor heuristic, config[MOST_CONFIGS];
   int64_t n_made = 0, n = 0;
-  cudnnStatus_t status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
-                                                      &heuristic);
+  cudnnStatus_t status =
+      cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &heuristic);
   if (status) return status;
   for (; n_made < MOST_CONFIGS && !status; n_made += !status)
     status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &config[n_made]);

@@ -36,9 +36,8 @@ static void lose(orr_cuda_gpu *gpu, cudaError_t error) {
   const char *name = s && s->device->gpu == gpu ? s->device->name : gpu->name;
   pthread_mutex_lock(&losing);
   if (!orr_cuda_is_lost(gpu)) {
-    snprintf(gpu->why, sizeof gpu->why,
-             "%s is lost: %s; restart the process to use it again", name,
-             cudaGetErrorString(error));
+    snprintf(gpu->why, sizeof gpu->why, "%s is lost: %s; restart the process to use it again",
+             name, cudaGetErrorString(error));
     atomic_store_explicit(&gpu->lost, true, memory_order_release);
   }
   pthread_mutex_unlock(&losing);

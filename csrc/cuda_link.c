@@ -128,9 +128,9 @@ static orr_status copies(orr_cuda_device *a, void *to, orr_cuda_device *b, const
   orr_cuda_queue *before;
   ORR_TRY(orr_cuda_borrow(a, &before));
   for (int k = 0; k < times; k++)
-    orr_cuda_check(cudaMemcpyPeerAsync(to, a->gpu->ordinal, from, b->gpu->ordinal, bytes,
-                                       a->copy->stream),
-                   "copying between GPUs");
+    orr_cuda_check(
+        cudaMemcpyPeerAsync(to, a->gpu->ordinal, from, b->gpu->ordinal, bytes, a->copy->stream),
+        "copying between GPUs");
   return orr_cuda_release(a, before);
 }
 

@@ -74,8 +74,8 @@ static orr_status new_block(orr_cuda_queue *s, size_t bytes, orr_cuda_block *b) 
   *b = (orr_cuda_block){.bytes = capacity};
   ORR_TRY(orr_cuda_try(gpu, cudaEventCreateWithFlags(&b->event, cudaEventDisableTiming),
                        "a new event"));
-  orr_status status = orr_cuda_try(
-      gpu, cudaHostAlloc(&data, capacity, cudaHostAllocPortable), "allocating pinned memory");
+  orr_status status = orr_cuda_try(gpu, cudaHostAlloc(&data, capacity, cudaHostAllocPortable),
+                                   "allocating pinned memory");
   if (status) {
     cudaEventDestroy(b->event);
     return status;
@@ -86,8 +86,7 @@ static orr_status new_block(orr_cuda_queue *s, size_t bytes, orr_cuda_block *b) 
 
 /* All that fit are in use: one of them, when the copies are done. */
 static orr_status oldest_block(orr_cuda_queue *s, size_t bytes, orr_cuda_block **out) {
-  ORR_TRY(
-      orr_cuda_try(s->device->gpu, cudaStreamSynchronize(s->stream), "waiting for copies"));
+  ORR_TRY(orr_cuda_try(s->device->gpu, cudaStreamSynchronize(s->stream), "waiting for copies"));
   for (int k = 0; k < s->n_blocks; k++) {
     orr_cuda_block *b = &s->block[k];
     b->is_busy = false;
@@ -116,8 +115,8 @@ orr_status orr_cuda_block_take(orr_cuda_queue *s, size_t bytes, orr_cuda_block *
 }
 
 orr_status orr_cuda_block_used(orr_cuda_queue *s, orr_cuda_block *b) {
-  orr_status status = orr_cuda_try(s->device->gpu, cudaEventRecord(b->event, s->stream),
-                                   "recording an event");
+  orr_status status =
+      orr_cuda_try(s->device->gpu, cudaEventRecord(b->event, s->stream), "recording an event");
   if (status) cudaStreamSynchronize(s->stream);
   else b->is_busy = true;
   return status;

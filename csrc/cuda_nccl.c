@@ -74,7 +74,8 @@ static group *new_group(const orr_collective *c) {
   if (!g) return NULL;
   g->n = c->n;
   g->use_comm = c->use_comm;
-  for (int r = 0; r < c->n; r++) g->gpu[r] = orr_cuda_device_of(c->part[r].device)->gpu->ordinal;
+  for (int r = 0; r < c->n; r++)
+    g->gpu[r] = orr_cuda_device_of(c->part[r].device)->gpu->ordinal;
   g->failed = ncclCommInitAll(g->comm, g->n, g->gpu) != ncclSuccess;
   cudaGetLastError();
   nccl.group[nccl.n_groups++] = g;
@@ -107,9 +108,9 @@ static bool on_own_gpus(const orr_collective *c) {
 
 static bool type_of(orr_dtype dtype, ncclDataType_t *out) {
   static const ncclDataType_t type[ORR_N_DTYPES] = {
-      [ORR_F64] = ncclFloat64, [ORR_F32] = ncclFloat32, [ORR_F16] = ncclFloat16,
-      [ORR_BF16] = ncclBfloat16, [ORR_I64] = ncclInt64, [ORR_I32] = ncclInt32,
-      [ORR_U8] = ncclUint8, [ORR_BOOL] = ncclUint8};
+      [ORR_F64] = ncclFloat64,   [ORR_F32] = ncclFloat32, [ORR_F16] = ncclFloat16,
+      [ORR_BF16] = ncclBfloat16, [ORR_I64] = ncclInt64,   [ORR_I32] = ncclInt32,
+      [ORR_U8] = ncclUint8,      [ORR_BOOL] = ncclUint8};
   *out = type[dtype];
   return dtype != ORR_BOOL;
 }
@@ -196,8 +197,7 @@ static ncclResult_t issue_tensor(const orr_collective *c, int t, int part, ncclC
   switch (c->kind) {
     case ORR_ALL_REDUCE:
       return ncclAllReduce(src->data, dst->data, n_src, type, op_of(c), comm, stream);
-    case ORR_ALL_GATHER:
-      return ncclAllGather(src->data, dst->data, n_src, type, comm, stream);
+    case ORR_ALL_GATHER: return ncclAllGather(src->data, dst->data, n_src, type, comm, stream);
     default:
       return ncclReduceScatter(src->data, dst->data, n_dst, type, op_of(c), comm, stream);
   }

@@ -53,9 +53,8 @@ static orr_status read_list(const char *text, int n_gpus, int *ordinal, int *n) 
     char *end;
     long k = strtol(at, &end, 10);
     if (end == at || (*end && *end != ',') || (*end == ',' && !end[1]))
-      return orr_fail(ORR_EARG,
-                      "ORRERY_CUDA_DEVICES='%.60s' is no list of numbers such as 0,0,1,1",
-                      text);
+      return orr_fail(
+          ORR_EARG, "ORRERY_CUDA_DEVICES='%.60s' is no list of numbers such as 0,0,1,1", text);
     if (k < 0 || k >= n_gpus)
       return orr_fail(ORR_EARG, "ORRERY_CUDA_DEVICES='%.60s' names GPU %ld, and %d %s visible",
                       text, k, n_gpus, n_gpus == 1 ? "is" : "are");
@@ -215,10 +214,11 @@ static void uuid_text(const unsigned char *b, char *text, size_t size) {
 static orr_status describe(int k, orr_device_info *out) {
   orr_cuda_gpu *gpu = orr_cuda_machine.device[k].gpu;
   struct cudaDeviceProp p;
-  ORR_TRY(orr_cuda_try(gpu, cudaGetDeviceProperties(&p, gpu->ordinal), "reading what a GPU is"));
-  ORR_TRY(orr_cuda_try(
-      gpu, cudaDeviceGetPCIBusId(out->bus_id, sizeof out->bus_id, gpu->ordinal),
-      "reading a GPU's bus id"));
+  ORR_TRY(
+      orr_cuda_try(gpu, cudaGetDeviceProperties(&p, gpu->ordinal), "reading what a GPU is"));
+  ORR_TRY(orr_cuda_try(gpu,
+                       cudaDeviceGetPCIBusId(out->bus_id, sizeof out->bus_id, gpu->ordinal),
+                       "reading a GPU's bus id"));
   snprintf(out->model, sizeof out->model, "%.95s", p.name);
   uuid_text((const unsigned char *)p.uuid.bytes, out->uuid, sizeof out->uuid);
   out->smi_index = smi_index(out->bus_id);
@@ -230,7 +230,8 @@ static orr_status describe(int k, orr_device_info *out) {
   if (!atomic_load(&gpu->is_open)) return ORR_OK;
   size_t free_bytes = 0, total = 0;
   ORR_TRY(orr_cuda_use(gpu));
-  ORR_TRY(orr_cuda_try(gpu, cudaMemGetInfo(&free_bytes, &total), "reading a GPU's free memory"));
+  ORR_TRY(
+      orr_cuda_try(gpu, cudaMemGetInfo(&free_bytes, &total), "reading a GPU's free memory"));
   out->free = (int64_t)free_bytes;
   return ORR_OK;
 }

@@ -50,9 +50,8 @@ orr_status orr_cuda_spread_from(orr_cuda_queue *s, orr_cuda_gpu *other) {
 void orr_cuda_poison_now(orr_cuda_device *d) {
   orr_cuda_queue *was = orr_cuda_switch(NULL), *none;
   if (atomic_load(&d->gpu->is_open) && !orr_cuda_borrow(d, &none)) {
-    orr_cuda_check(
-        cudaMemsetAsync(orr_cuda_poison_of(d->gpu), 1, sizeof(int), d->copy->stream),
-        "poisoning a GPU");
+    orr_cuda_check(cudaMemsetAsync(orr_cuda_poison_of(d->gpu), 1, sizeof(int), d->copy->stream),
+                   "poisoning a GPU");
     (void)orr_cuda_release(d, none);
   }
   orr_cuda_switch(was);

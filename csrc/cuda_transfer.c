@@ -67,11 +67,11 @@ static orr_view flat(const orr_view *v) {
 
 typedef struct pieces {
   const orr_view *v;
-  int dim;               /* the one that is cut; those before it go one by one */
-  int64_t step;          /* of dim, at most */
-  int64_t inner;         /* elements of one step */
+  int dim;                 /* the one that is cut; those before it go one by one */
+  int64_t step;            /* of dim, at most */
+  int64_t inner;           /* elements of one step */
   int64_t at[ORR_MAX_DIM]; /* of dims up to dim */
-  int64_t done;          /* elements given out, in row-major order */
+  int64_t done;            /* elements given out, in row-major order */
 } pieces;
 
 static pieces pieces_of(const orr_view *v) {
@@ -132,10 +132,10 @@ static orr_status send_all(orr_cuda_queue *s, const orr_view *host, char *device
     size_t bytes = (size_t)orr_cuda_bytes(&piece);
     ORR_TRY(orr_cuda_block_take(s, bytes, &b));
     pack(&piece, b->data);
-    ORR_TRY(orr_cuda_try(
-        s->device->gpu,
-        cudaMemcpyAsync(device, b->data, bytes, cudaMemcpyHostToDevice, s->stream),
-        "copying to a GPU"));
+    ORR_TRY(
+        orr_cuda_try(s->device->gpu,
+                     cudaMemcpyAsync(device, b->data, bytes, cudaMemcpyHostToDevice, s->stream),
+                     "copying to a GPU"));
     ORR_TRY(orr_cuda_block_used(s, b));
     device += bytes;
   }
@@ -155,10 +155,10 @@ static orr_status fetch(orr_cuda_queue *s, const char *device, const orr_view *p
   size_t bytes = (size_t)orr_cuda_bytes(piece);
   orr_cuda_block *b;
   ORR_TRY(orr_cuda_block_take(s, bytes, &b));
-  ORR_TRY(orr_cuda_try(
-      s->device->gpu,
-      cudaMemcpyAsync(b->data, device, bytes, cudaMemcpyDeviceToHost, s->stream),
-      "copying from a GPU"));
+  ORR_TRY(
+      orr_cuda_try(s->device->gpu,
+                   cudaMemcpyAsync(b->data, device, bytes, cudaMemcpyDeviceToHost, s->stream),
+                   "copying from a GPU"));
   ORR_TRY(orr_cuda_block_used(s, b));
   b->is_held = true;
   *out = b;
@@ -220,10 +220,10 @@ static orr_status download(orr_cuda_queue *s, const orr_view *from, orr_view *to
 
 static orr_status across(orr_cuda_queue *s, const orr_cuda_device *a, const void *from,
                          const orr_cuda_device *b, void *to, int64_t bytes) {
-  return orr_cuda_try(s->device->gpu,
-                      cudaMemcpyPeerAsync(to, b->gpu->ordinal, from, a->gpu->ordinal,
-                                          (size_t)bytes, s->stream),
-                      "copying between GPUs");
+  return orr_cuda_try(
+      s->device->gpu,
+      cudaMemcpyPeerAsync(to, b->gpu->ordinal, from, a->gpu->ordinal, (size_t)bytes, s->stream),
+      "copying between GPUs");
 }
 
 /* s is of b: dense memory of a to `to`. */
