@@ -219,9 +219,10 @@ static orr_status try_block(orr_device *d, size_t capacity, int bin, orr_buffer 
   if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
   b->device = d;
   b->capacity = capacity;
-  if (d->backend->memory_new(d, capacity, &b->data)) {
+  orr_status status = d->backend->memory_new(d, capacity, &b->data);
+  if (status) {
     free(b);
-    return ORR_OK;
+    return status == ORR_EMEM ? ORR_OK : status;
   }
   spoil(b);
   *out = b;

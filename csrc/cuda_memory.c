@@ -12,9 +12,11 @@
 /* ---- for the allocator ---- */
 
 orr_status orr_cuda_memory_new(orr_device *d, size_t bytes, void **out) {
-  orr_cuda_gpu *gpu = orr_cuda_device_of(d)->gpu;
-  ORR_TRY(orr_cuda_use(gpu));
-  return orr_cuda_try(gpu, cudaMalloc(out, bytes), "allocating on a GPU");
+  orr_cuda_device *device = orr_cuda_device_of(d);
+  orr_status status = orr_cuda_use(device->gpu);
+  if (!status)
+    status = orr_cuda_try(device->gpu, cudaMalloc(out, bytes), "allocating on a GPU");
+  return orr_cuda_fail_on(device, status);
 }
 
 /* Also after the devices are closed. A lost GPU has lost it already. */

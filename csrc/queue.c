@@ -132,6 +132,7 @@ static bool met(orr_queue *q, orr_event e) {
   q->device->backend->enter(q);
   orr_status status = q->device->backend->wait(q, e.queue);
   if (status) orr_work_error(status, orr_last_error());
+  q->device->backend->enter(NULL);
   return true;
 }
 
