@@ -23,6 +23,7 @@ TSAN_SPEC ?= $(if $(filter-out file,$(origin SAN_SPEC)),$(SAN_SPEC),allocation_f
              optim_placed plan recurrent redistribute resolved tensor_plan training zero)
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
+FAKE_SPEC ?= op_matrix plan sequence zero tensor_plan redistribute training
 # How many compilers `make demo` and `make test` run at once, where -j does not say.
 JOBS     ?= $(shell nproc 2>/dev/null || echo 1)
 SUBMAKE   = $(MAKE) -s --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
@@ -295,8 +296,15 @@ asan:
 	@+LUA='$(SAN_LUA)' SPEC='$(SAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh address build-asan
 tsan:
 	@+LUA='$(SAN_LUA)' SPEC='$(TSAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh thread build-tsan
-fake gpu-kit:
-	@echo "make $@: the CUDA plug-in is not part of this tree yet; CPU devices only" >&2; exit 1
+# On fake GPUs: the specs that name no kind of device, then the plug-in's own.
+fake:
+	@sh tools/deps.sh --check test
+	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
+	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
+	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'
+gpu-kit:
+	@+$(SUBMAKE) all
+	@sh tools/gpu_kit.sh '$(LUA)' '$(BUILD)'
 env:
 	@echo "export LUA_PATH='$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;'"
 	@echo "export LUA_CPATH='$(abspath $(LOBJ))/?.so;;'"
@@ -313,7 +321,8 @@ help:
 	@echo 'make bench      ratios to PyTorch; `make bench-deps` fetches PyTorch outside the tree'
 	@echo 'make install    into PREFIX (the module, the command, liborrery, orrery.h)'
 	@echo 'make asan tsan  the specs under AddressSanitizer (and UBSan), under ThreadSanitizer'
-	@echo 'make fake gpu-kit   belong to the CUDA plug-in'
+	@echo 'make fake       the specs on fake GPUs: CUDA, cuBLASLt, cuDNN and NCCL as small fakes, no GPU needed'
+	@echo 'make gpu-kit    build/gpu-kit: all that a bare machine with CUDA needs to run the GPU specs'
 	@echo 'make env        exports for plain Lua: eval "$$(make -s env)"'
 	@echo 'make clean      remove what was built'
 	@echo 'variables: LUA=luajit|lua5.1|lua5.3|lua5.4 LUA_INCDIR PREFIX CC CFLAGS ARCH WERROR=1 V=1 CUDA_HOME CUDA_ARCH="sm_80 sm_90"'
