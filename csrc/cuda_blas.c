@@ -1,8 +1,8 @@
-/* cuda_blas.c: the product of matrices on CUDA, by cuBLASLt where it takes the types and strides,
- * else by the tiles of kernels/matmul.cu.
+/* cuda_blas.c: the product of matrices on CUDA, by cuBLASLt where it takes the types and
+ * strides, else by the tiles of kernels/matmul.cu.
  *
- * Invariant: f16 and bf16 are summed in f32; f32 by tf32 only where the user allows it. One shape
- * on one GPU always takes the same way, so results repeat.
+ * Invariant: f16 and bf16 are summed in f32; f32 by tf32 only where the user allows it. One
+ * shape on one GPU always takes the same way, so results repeat.
  * To add an epilogue: a member of orr_cuda_gemm, its attribute in cuda_blas_plan.c.
  */
 #include "cuda.h"

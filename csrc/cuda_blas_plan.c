@@ -1,9 +1,11 @@
-/* cuda_blas_plan.c: how cuBLASLt does a product: asked once a shape, kept in the device's table.
+/* cuda_blas_plan.c: how cuBLASLt does a product: asked once a shape, kept in the device's
+ * table.
  *
- * Invariant: a device's table is used by the one thread that drives its queues. A plan depends on
- * its key alone (sizes, strides, types, alignments, what the user allows), never on when or
+ * Invariant: a device's table is used by the one thread that drives its queues. A plan depends
+ * on its key alone (sizes, strides, types, alignments, what the user allows), never on when or
  * where the data came; a key that cuBLASLt refuses is kept too.
- * cuBLASLt counts by columns: c by rows is its c transposed, c^T (N, M) = b^T (N, K) a^T (K, M).
+ * cuBLASLt counts by columns: c by rows is its c transposed, c^T (N, M) = b^T (N, K) a^T (K,
+ * M).
  * To add what changes the choice: a member of `key`.
  */
 #include <cublasLt.h>

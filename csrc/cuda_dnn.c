@@ -1,9 +1,9 @@
 /* cuda_dnn.c: convolution and its gradients on CUDA, by cuDNN where it takes them, else by
  * kernels/conv.cu.
  *
- * Invariant: cuDNN sees dense, aligned tensors, all row-major or all channels-last, as the larger
- * input is; what lies otherwise is copied through the room. One shape on one GPU always takes
- * the same way.
+ * Invariant: cuDNN sees dense, aligned tensors, all row-major or all channels-last, as the
+ * larger input is; what lies otherwise is copied through the room. One shape on one GPU always
+ * takes the same way.
  * To add an operation: its kind, its three tensors, and its descriptor in cuda_dnn_graph.c.
  */
 #include <string.h>

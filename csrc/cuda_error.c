@@ -1,7 +1,7 @@
 /* cuda_error.c: errors of CUDA and its libraries, in words, and GPUs that are lost.
  *
- * Invariant: an error is returned once, or recorded once in the queue in which it was met, where
- * the first one stays until it is fetched. A sticky error, after which no call on the GPU
+ * Invariant: an error is returned once, or recorded once in the queue in which it was met,
+ * where the first one stays until it is fetched. A sticky error, after which no call on the GPU
  * succeeds in this process, loses the GPU: its words never change again, and all later work on
  * it fails in them.
  * To add an error that CUDA calls sticky: its row in is_sticky.

@@ -1,5 +1,5 @@
-/* cuda_fault.c: what a kernel finds wrong in the data (a label out of range), as an error in the
- * words that the CPU's ops use.
+/* cuda_fault.c: what a kernel finds wrong in the data (a label out of range), as an error in
+ * the words that the CPU's ops use.
  *
  * Invariant: slots lie in pinned memory that every GPU and the host see. A slot belongs to one
  * launch from when it is taken until the stream has passed a mark behind it; only then it is

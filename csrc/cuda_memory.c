@@ -1,5 +1,5 @@
-/* cuda_memory.c: memory of a GPU for the allocator, and what a queue keeps for itself: a room for
- * its kernels' scratch, and pinned blocks through which host memory passes.
+/* cuda_memory.c: memory of a GPU for the allocator, and what a queue keeps for itself: a room
+ * for its kernels' scratch, and pinned blocks through which host memory passes.
  *
  * Invariant: a room only grows, and its content is good until it is asked for again; a block is
  * taken again when the stream has passed the copy that used it.

@@ -1,12 +1,12 @@
-/* cuda_nccl.c: collectives that NCCL runs: all-reduce of dense tensors, all-gather and
- * reduce-scatter of equal contiguous pieces, where every part is a GPU of its own.
+/* cuda_nccl.c: collectives that NCCL runs: all-reduce of dense tensors, all-gather and reduce-
+ * scatter of equal contiguous pieces, where every part is a GPU of its own.
  *
  * Invariant: the part that comes first issues the collective for all parts, as one group, under
  * one lock: all GPUs get all collectives in one order, so no two of different communicators
  * wait for each other. The parts have all arrived then, and go on when all have been here.
  * Beside the data goes the word of cuda_poison.c. An error, or a stream that stands still in a
- * collective for ORRERY_NCCL_TIMEOUT seconds, aborts all communicators, and the next
- * collective makes new ones.
+ * collective for ORRERY_NCCL_TIMEOUT seconds, aborts all communicators, and the next collective
+ * makes new ones.
  * To add a collective: its shape in `fits`, its call in `issue_tensor`.
  */
 #include <nccl.h>
@@ -121,7 +121,7 @@ static bool all_reach(const orr_collective *c) {
   return true;
 }
 
-/* NCCL's maximum of floats does not keep a NaN; the core's does, where GPUs reach each other. */
+/* NCCL's maximum of floats keeps no NaN; the core's does, where GPUs reach each other. */
 static bool reduces(const orr_collective *c, orr_dtype dtype) {
   ncclDataType_t type;
   bool is_float = dtype <= ORR_BF16;

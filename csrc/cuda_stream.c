@@ -1,9 +1,9 @@
-/* cuda_stream.c: streams of the queues: what runs on them comes in the order of its issue; marks
- * tell how far the device has come; events make one stream wait for another.
+/* cuda_stream.c: streams of the queues: what runs on them comes in the order of its issue;
+ * marks tell how far the device has come; events make one stream wait for another.
  *
- * Invariant: one thread at a time drives a queue's stream; another thread records an event there
- * and nothing else. A mark is an event behind an item; marks complete in order. On a lost GPU
- * everything counts as complete.
+ * Invariant: one thread at a time drives a queue's stream; another thread records an event
+ * there and nothing else. A mark is an event behind an item; marks complete in order. On a lost
+ * GPU everything counts as complete.
  * To add what must be looked at while work is on its way: completed().
  */
 #include <stdlib.h>

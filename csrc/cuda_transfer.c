@@ -1,5 +1,5 @@
-/* cuda_transfer.c: the same elements elsewhere: between the host and a GPU, and between GPUs that
- * do not reach each other.
+/* cuda_transfer.c: the same elements elsewhere: between the host and a GPU, and between GPUs
+ * that do not reach each other.
  *
  * Invariant: the GPU's side of a copy is one dense range: the view itself where both sides have
  * one order, else the queue's room, packed or unpacked by the copy kernel. The host's side goes
