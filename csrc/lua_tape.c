@@ -66,6 +66,27 @@ static int set_grad_mode(lua_State *L) {
   return 1;
 }
 
+/* set_autocast(dtype or nil) gives what it was. */
+static int set_autocast(lua_State *L) {
+  orr_dtype dtype;
+  int narrow = -1;
+  if (!lua_isnoneornil(L, 1)) {
+    orr_lua_try(L, orr_dtype_parse(luaL_checkstring(L, 1), &dtype));
+    narrow = (int)dtype;
+  }
+  int was = orr_set_autocast(narrow);
+  if (was < 0) lua_pushnil(L);
+  else lua_pushstring(L, orr_dtype_name((orr_dtype)was));
+  return 1;
+}
+
+/* autocast(): the narrow dtype, or nil. */
+static int autocast(lua_State *L) {
+  if (orr_autocast() < 0) lua_pushnil(L);
+  else lua_pushstring(L, orr_dtype_name((orr_dtype)orr_autocast()));
+  return 1;
+}
+
 static int grad_mode(lua_State *L) {
   lua_pushboolean(L, orr_grad_mode());
   return 1;
@@ -169,6 +190,7 @@ static int record(lua_State *L) {
 int orr_lua_open_tape(lua_State *L) {
   static const luaL_Reg functions[] = {
       {"grad", grad},           {"set_grad_mode", set_grad_mode},
+      {"autocast", autocast},   {"set_autocast", set_autocast},
       {"grad_mode", grad_mode}, {"hold_gradients", hold},
       {"set_hook", set_hook},   {"get_hook", get_hook},
       {"record", record},       {NULL, NULL}};

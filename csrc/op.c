@@ -230,6 +230,30 @@ static orr_status place_and_run(orr_call *c, orr_tensor **moved) {
   return status;
 }
 
+/* ---- autocast: products in a narrow type, what is delicate in f32 (Micikevicius et al. 2018,
+ * "Mixed Precision Training", section 3) ---- */
+
+static int autocast = -1;
+
+int orr_autocast(void) { return autocast; }
+
+int orr_set_autocast(int dtype) {
+  int was = autocast;
+  autocast = dtype;
+  return was;
+}
+
+static orr_status cast_inputs(orr_call *c) {
+  bool narrow = c->op->flags & ORR_OP_NARROW, wide = c->op->flags & ORR_OP_WIDE;
+  for (int k = 0; k < c->n_in && (narrow || wide); k++) {
+    orr_dtype dtype = c->in[k] ? c->in[k]->meta.dtype : ORR_BOOL;
+    bool half = dtype == ORR_F16 || dtype == ORR_BF16;
+    if (narrow && (half || dtype == ORR_F32)) ORR_TRY(orr_call_cast(c, k, (orr_dtype)autocast));
+    if (wide && half) ORR_TRY(orr_call_cast(c, k, ORR_F32));
+  }
+  return ORR_OK;
+}
+
 static orr_status infer(orr_call *c) {
   if (c->n_in < c->op->n_in && !(c->op->flags & ORR_OP_LIST))
     return orr_fail(ORR_EARG, "needs %d tensors", c->op->n_in);
@@ -294,7 +318,8 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
     moved[k] = NULL;
   }
   for (int k = 0; k < op->n_out; k++) c.out[k] = NULL;
-  orr_status status = infer(&c);
+  orr_status status = autocast < 0 || c.in_place ? ORR_OK : cast_inputs(&c);
+  if (!status) status = infer(&c);
   if (!status && n_in > 1) status = orr_sequence_gather(&c);
   if (!status && c.in_place) status = check_in_place(&c, &in[0]->meta);
   for (int k = 0; k < n_in; k++) given[k] = c.in[k];

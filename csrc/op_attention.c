@@ -82,18 +82,18 @@ static orr_status grad_attention(orr_grad *g) {
   return g->status;
 }
 
-static const orr_op attention_stats = {.name = "scaled_dot_product_attention_stats",
-                                       .dims = "bhTD,bhSD,bhSE->bhTE,bhT",
-                                       .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
-                                       .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) |
-                                               ORR_SAVE_IN(2) | ORR_SAVE_OUT(0) |
-                                               ORR_SAVE_OUT(1),
-                                       .n_in = 3,
-                                       .n_out = 2,
-                                       .infer = infer_attention,
-                                       .label = orr_label_dims,
-                                       .run = run_attention,
-                                       .grad = grad_attention};
+static const orr_op attention_stats = {
+    .name = "scaled_dot_product_attention_stats",
+    .dims = "bhTD,bhSD,bhSE->bhTE,bhT",
+    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD | ORR_OP_NARROW,
+    .save =
+        ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_IN(2) | ORR_SAVE_OUT(0) | ORR_SAVE_OUT(1),
+    .n_in = 3,
+    .n_out = 2,
+    .infer = infer_attention,
+    .label = orr_label_dims,
+    .run = run_attention,
+    .grad = grad_attention};
 
 static orr_status compose_attention(const orr_op *op, orr_tensor *const *in, int n_in,
                                     const orr_args *args, orr_tensor **out) {

@@ -218,7 +218,7 @@ static orr_status grad_conv(orr_grad *g) {
 
 static const orr_op conv2d = {.name = "conv2d",
                               .args = "t t t? i=1 i=1 i=0 i=0 i=1 i=1 i=1",
-                              .flags = ORR_OP_CHANNELS_LAST | ORR_OP_LAYER,
+                              .flags = ORR_OP_CHANNELS_LAST | ORR_OP_LAYER | ORR_OP_NARROW,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,

@@ -120,6 +120,7 @@ static orr_status grad_cross_entropy(orr_grad *g) {
 
 static const orr_op cross_entropy_rows = {
     .name = "cross_entropy",
+    .flags = ORR_OP_WIDE,
     .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
     .n_in = 2,
     .n_out = 2,
@@ -145,7 +146,7 @@ static orr_status run_class_max(const orr_work *w, int shard) {
 
 /* in: x, target. */
 static const orr_op class_max = {.name = "cross_entropy_max",
-                                 .flags = ORR_OP_NO_GRAD,
+                                 .flags = ORR_OP_NO_GRAD | ORR_OP_WIDE,
                                  .partial = ORR_MAX,
                                  .n_in = 2,
                                  .n_out = 1,
@@ -287,6 +288,7 @@ static orr_status grad_nll(orr_grad *g) {
 }
 
 static const orr_op nll_rows = {.name = "nll_loss",
+                                .flags = ORR_OP_WIDE,
                                 .save = ORR_SAVE_IN(1),
                                 .n_in = 2,
                                 .n_out = 1,

@@ -164,7 +164,7 @@ static orr_status grad_matmul(orr_grad *g) {
 
 const orr_op orr_op_matmul = {.name = "matmul",
                               .args = "t t",
-                              .flags = ORR_OP_MULTILINEAR,
+                              .flags = ORR_OP_MULTILINEAR | ORR_OP_NARROW,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,
@@ -391,7 +391,7 @@ static orr_status grad_linear(orr_grad *g) {
 
 static const orr_op linear = {.name = "linear",
                               .args = "t t t?",
-                              .flags = ORR_OP_LAYER | ORR_OP_SUM_GRAD,
+                              .flags = ORR_OP_LAYER | ORR_OP_SUM_GRAD | ORR_OP_NARROW,
                               .partial = ORR_SUM,
                               .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1),
                               .n_in = 2,

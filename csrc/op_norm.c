@@ -161,7 +161,7 @@ static orr_status grad_rows(orr_grad *g) {
 
 static const orr_op layer_norm_stats = {
     .name = "layer_norm_stats",
-    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
+    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD | ORR_OP_WIDE,
     .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1) | ORR_SAVE_OUT(2),
     .n_in = 1,
     .n_out = 3,
@@ -170,7 +170,7 @@ static const orr_op layer_norm_stats = {
     .run = run_layer_norm,
     .grad = grad_rows};
 static const orr_op rms_norm_stats = {.name = "rms_norm_stats",
-                                      .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
+                                      .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD | ORR_OP_WIDE,
                                       .code = 1,
                                       .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1),
                                       .n_in = 1,
@@ -278,7 +278,7 @@ static orr_status grad_group(orr_grad *g) {
 
 static const orr_op group_norm_stats = {
     .name = "group_norm_stats",
-    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD,
+    .flags = ORR_OP_LIKE_IN | ORR_OP_FUSED_GRAD | ORR_OP_WIDE,
     .save = ORR_SAVE_IN(0) | ORR_SAVE_IN(1) | ORR_SAVE_OUT(1) | ORR_SAVE_OUT(2),
     .n_in = 1,
     .n_out = 3,

@@ -215,7 +215,7 @@ static orr_status grad_prod(orr_grad *g) {
   }
 
 const orr_op orr_op_sum_dims =
-    REDUCTION("sum_dims", ORR_REDUCE_SUM, ORR_OP_LINEAR, ORR_SUM, 0, grad_sum);
+    REDUCTION("sum_dims", ORR_REDUCE_SUM, ORR_OP_LINEAR | ORR_OP_WIDE, ORR_SUM, 0, grad_sum);
 const orr_op orr_op_max_dims = REDUCTION("max_dims", ORR_REDUCE_MAX, 0, ORR_MAX,
                                          ORR_SAVE_IN(0) | ORR_SAVE_OUT(0), grad_extreme);
 const orr_op orr_op_min_dims = REDUCTION("min_dims", ORR_REDUCE_MIN, 0, ORR_MIN,

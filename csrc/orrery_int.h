@@ -365,7 +365,9 @@ enum orr_op_flags {
   ORR_OP_CHANNELS_LAST = 2048, /* a 4-d output is channels-last where oneDNN may run it */
   ORR_OP_LAYER =
       4096, /* the end of a layer: an output that comes out Partial is reduced at once */
-  ORR_OP_SUM_GRAD = 8192 /* .grad can add to a gradient that is there (orr_grad.sum) */
+  ORR_OP_SUM_GRAD = 8192, /* .grad can add to a gradient that is there (orr_grad.sum) */
+  ORR_OP_NARROW = 16384,  /* under autocast its inputs are cast to the narrow type: products */
+  ORR_OP_WIDE = 32768     /* under autocast its inputs are cast to f32: sums, norms, losses */
 };
 
 /* Bits of .save: what the gradient will ask for. */
@@ -462,6 +464,9 @@ void orr_label_broadcast(orr_call *c);
  * owned. */
 orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const orr_args *args,
                         bool in_place, orr_tensor **out);
+/* Autocast: the narrow dtype, -1: off. Returns what it was. Backward runs without. */
+int orr_set_autocast(int dtype);
+int orr_autocast(void);
 /* Out tensors with shapes given by the caller, on a layout (zeros, rand, arange...): no
  * inputs. */
 orr_status orr_create(const orr_op *op, const orr_meta *meta, orr_layout *layout,

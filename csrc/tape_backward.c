@@ -260,6 +260,7 @@ static void drop_rest(backward *b) {
 
 static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *const *gy) {
   bool was = orr_set_grad_mode(b->create_graph);
+  int cast = orr_set_autocast(-1);
   orr_status status = start(b, y, n, gy);
   while (b->n && !status) status = step(b, false);
   drop_rest(b);
@@ -267,6 +268,7 @@ static orr_status run(backward *b, orr_tensor *const *y, int n, orr_tensor *cons
   orr_sequence_release();
   if (status) orr_reducers_drop();
   else status = orr_reducers_flush();
+  orr_set_autocast(cast);
   orr_set_grad_mode(was);
   return status;
 }
@@ -311,8 +313,10 @@ orr_status orr_backward_start(orr_tensor *y, orr_tensor *gy, orr_backward_run **
 orr_status orr_backward_until(orr_backward_run *r, const orr_mesh *mesh, bool *more) {
   orr_status status = ORR_OK;
   bool was = orr_set_grad_mode(false);
+  int cast = orr_set_autocast(-1);
   while (r->b.n && !status && (!mesh || r->b.heap[0]->mesh == mesh))
     status = step(&r->b, false);
+  orr_set_autocast(cast);
   orr_set_grad_mode(was);
   *more = r->b.n > 0;
   return status;

@@ -1,4 +1,4 @@
--- Loss scaling, for gradients that a narrow dtype would flush to zero or overflow.
+-- Mixed precision: autocast, and loss scaling for gradients that a narrow dtype would flush to zero.
 -- Invariant: whether a step is taken is decided once, from the gradients of all devices, before any
 -- parameter or optimiser state changes.
 -- To add a policy: what Scaler:update does with `self.found`.
@@ -6,6 +6,24 @@ local core = require "orrery.core"
 local check = require "orrery.check"
 
 local amp = {}
+
+local function leave(was, ok, ...)
+  core.set_autocast(was)
+  if not ok then check.again(...) end
+  return ...
+end
+
+--- Runs f with products (linear, matmul, convolution, attention) computed in `dtype` and what is delicate
+--- (sums, softmax, norms, losses) in f32, whatever comes in; parameters stay as they are, and so do their
+--- gradients (Micikevicius et al. 2018). Backward runs in the types that forward left. f16 wants a Scaler.
+---@param dtype "bf16"|"f16"
+---@param f fun(...): ...
+---@return ... what f returns
+function amp.autocast(dtype, f, ...)
+  check.word("autocast", "the dtype", dtype, { "bf16", "f16" })
+  if type(f) ~= "function" then check.raise("autocast: expected a function, got %s", type(f)) end
+  return leave(core.set_autocast(dtype), pcall(f, ...))
+end
 
 ---@class orrery.Scaler
 ---@field factor number what losses are multiplied by

@@ -26,7 +26,9 @@ local function again(run, module, args, n, position)
   core.random_micro(unpack(position.micro))
   core.hold_statistics(true)
   core.set_stage(module._stage.mesh)
+  core.set_autocast(position.autocast)
   local ok, y = pcall(core.enable_grad, run, module, unpack(given, 1, n))
+  core.set_autocast(nil)
   core.set_stage(nil)
   core.hold_statistics(false)
   core.random_micro()
@@ -125,7 +127,7 @@ local function call(_, module, run, ...)
   if not core.grad_mode() then return run(module, ...) end
   local args, n = { ... }, select("#", ...)
   local position = { core.random_position() }
-  position.micro = { core.random_micro_now() }
+  position.micro, position.autocast = { core.random_micro_now() }, core.autocast()
   local y = first_pass(module, run, args, n)
   for k = 1, n do
     if rawequal(y, args[k]) then y = core.no_grad(core.clone, y) end
