@@ -104,7 +104,7 @@ endif
 CUDA_CODE   = $(foreach a,$(CUDA_ARCH:sm_%=%),-gencode=arch=compute_$a,code=sm_$a) \
               $(foreach a,$(patsubst sm_%,%,$(lastword $(CUDA_ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 comma      := ,
-CUDA_FLAGS  = -std=c++17 -O3 -I. -Ikernels $(CUDA_CODE) \
+CUDA_FLAGS  = -std=c++17 -O3 -Xfatbin=-compress-all -I. -Ikernels $(CUDA_CODE) \
               -Xcompiler -fPIC$(comma)-fvisibility=hidden$(comma)-Wall$(comma)-Wextra
 ifneq ($(FAKE),)
   # Fake runtimes in place of CUDA's: any driver will do, kernels are C++ (spec/fake).
