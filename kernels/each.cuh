@@ -13,22 +13,40 @@
 
 #include "row.cuh"
 
-template <int N, typename B>
-static __global__ void __launch_bounds__(ORR_BLOCK) orr_each_kernel(orr_walk<N> walk, B body) {
-  for (uint32_t i = orr_first(); i < walk.n; i += orr_step()) {
-    int64_t off[N];
+/* A piece of a walk too long for one launch, and where it begins. */
+template <int N>
+struct orr_part {
+  orr_walk<N> walk;
+  int64_t base[N];
+  __device__ inline void at(uint32_t i, int64_t (&off)[N]) const {
     walk.at(i, off);
+    ORR_UNROLL
+    for (int v = 0; v < N; v++) off[v] += base[v];
+  }
+};
+
+template <int N>
+static inline orr_part<N> orr_part_of(const orr_axes<N> &x, const int64_t (&base)[N]) {
+  orr_part<N> part = {orr_walk_of(x), {}};
+  for (int v = 0; v < N; v++) part.base[v] = base[v];
+  return part;
+}
+
+template <int N, typename B>
+static __global__ void __launch_bounds__(ORR_BLOCK) orr_each_kernel(orr_part<N> part, B body) {
+  for (uint32_t i = orr_first(); i < part.walk.n; i += orr_step()) {
+    int64_t off[N];
+    part.at(i, off);
     body.at(off);
   }
 }
 
-/* make(offset of each view's first element): the body of a piece. */
-template <int N, typename F>
-static inline void orr_each(const orr_view *const (&views)[N], F make) {
-  orr_pieces(orr_axes_of(views), [&](const orr_axes<N> &x, const int64_t (&at)[N]) {
-    typedef decltype(make(at)) body;
-    ORR_LAUNCH((orr_each_kernel<N, body>), orr_grid(x.n, ORR_BLOCK), ORR_BLOCK, 0,
-               orr_walk_of(x), make(at));
+/* Offsets are from the first elements of the views. */
+template <int N, typename B>
+static inline void orr_each(const orr_view *const (&views)[N], const B &body) {
+  orr_pieces(orr_axes_of(views), [&](const orr_axes<N> &x, const int64_t(&at)[N]) {
+    ORR_LAUNCH((orr_each_kernel<N, B>), orr_grid(x.n, ORR_BLOCK), ORR_BLOCK, 0,
+               orr_part_of(x, at), body);
   });
 }
 

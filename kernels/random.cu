@@ -129,12 +129,10 @@ static void run(const job &j, const orr_global *global, const orr_view *y, const
   const orr_view *views[4] = {y, x, mask, &index};
   orr_by_dtype(y->dtype, [&](auto tag) {
     typedef typename decltype(tag)::type E;
-    orr_each(views, [&](const int64_t (&at)[4]) {
-      draw_body<E> body = {j, origin + (uint64_t)at[3], orr_at<E>(y, at[0]), NULL, NULL};
-      if (x) body.x = orr_at<E>(x, at[1]);
-      if (mask) body.mask = orr_at<uint8_t>(mask, at[2]);
-      return body;
-    });
+    draw_body<E> body = {j, origin, orr_at<E>(y, 0), NULL, NULL};
+    if (x) body.x = orr_at<E>(x, 0);
+    if (mask) body.mask = orr_at<uint8_t>(mask, 0);
+    orr_each(views, body);
   });
 }
 

@@ -63,14 +63,26 @@ static Shape moved_shape(Random &r) {
   return random_shape(r, (int)r.from(1, 4), 3000);
 }
 
+/* Row-major, but a few elements between the rows. */
+static Array with_gaps(Random &r, orr_dtype dtype, Shape shape, int64_t gap) {
+  int64_t width = shape.back();
+  shape.back() = width + gap;
+  Array a = make(r, dtype, shape, ROW_MAJOR);
+  a.view.shape[shape.size() - 1] = width;
+  return a;
+}
+
 static void index_select(Random &r) {
   orr_dtype dtype = any_dtype(r);
   Shape shape = moved_shape(r);
   int dim = (int)r.below((int64_t)shape.size());
   Array x = make(r, dtype, shape, any_lie(r), r.once_in(5));
+  if (r.once_in(3)) x = with_gaps(r, dtype, shape, r.from(0, 16));
   int64_t n = r.once_in(20) ? 0 : r.from(1, 40);
   Array idx = indices(r, {n}, shape[(size_t)dim], r.once_in(2));
-  Array y = make(r, dtype, with(shape, dim, n), any_lie(r)), z = copy_of(y);
+  Array y = make(r, dtype, with(shape, dim, n), any_lie(r));
+  if (r.once_in(3)) y = with_gaps(r, dtype, with(shape, dim, n), r.from(0, 16));
+  Array z = copy_of(y);
   orr_fault fault = {};
   fill(r, x, -100, 100, 30);
   check_now += " " + text_of(x) + " to " + text_of(y);
