@@ -32,7 +32,7 @@ enum {
   ORR_CUDA_MARKS = 64,      /* of a queue, not complete */
   ORR_CUDA_FAULTS = 64,     /* slots of a queue */
   ORR_CUDA_BLOCKS = 8,      /* of pinned memory, a queue */
-  ORR_CUDA_WORDS = 64,      /* of a GPU; word 0 is its poison */
+  ORR_CUDA_WORDS = 128,     /* of a GPU, two a queue */
   ORR_CUDA_WORD_STRIDE = 16 /* in ints: a word has its own cache line */
 };
 
@@ -85,7 +85,8 @@ typedef struct orr_cuda_queue {
   struct orr_cuda_device *device;
   bool is_comm;
   cudaStream_t stream;
-  int *word; /* one of the GPU's, for what this stream brings from other GPUs */
+  int *poison; /* the stream's word, of the GPU's: not zero: its numbers are worthless */
+  int *mail;   /* another: what a poison on another GPU is */
   cudaEvent_t peer[ORR_MAX_GPUS]; /* recorded on streams of that GPU, waited for by this one */
   /* marks, by number from 0; mark m stands in slot m % ORR_CUDA_MARKS */
   cudaEvent_t mark[ORR_CUDA_MARKS];
@@ -192,11 +193,13 @@ double orr_cuda_now(void); /* seconds */
 
 /* ---- cuda_poison.c, kernels/poison.cu ---- */
 
-static inline int *orr_cuda_poison_of(orr_cuda_gpu *gpu) { return gpu->words; }
-void orr_cuda_clear_poison(orr_cuda_queue *s); /* where the host has raised what went wrong */
-/* On s: its GPU is poisoned where `other` is. */
-orr_status orr_cuda_spread_from(orr_cuda_queue *s, orr_cuda_gpu *other);
-void orr_cuda_poison_now(orr_cuda_device *d);   /* at once, past its queues */
+/* Lowers the words of s's GPU where the host has raised what went wrong: before they are first
+ * looked at, by whomever. */
+orr_status orr_cuda_clear_poison(orr_cuda_queue *s);
+/* On s: it is poisoned where `other` is. */
+orr_status orr_cuda_spread_from(orr_cuda_queue *s, orr_cuda_queue *other);
+/* All queues of all GPUs, at once and past what they hold. */
+void orr_cuda_poison_all(void);
 void orr_cuda_spread(const int *from, int *to); /* kernels/poison.cu: if (*from) *to = 1 */
 
 /* ---- cuda_memory.c ---- */

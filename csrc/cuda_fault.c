@@ -92,7 +92,7 @@ orr_cuda_fault_slot *orr_cuda_fault(int64_t limit) {
   if (s->n_faults - s->n_seen == ORR_CUDA_FAULTS && !empty_slots(s)) return NULL;
   unsigned at = (unsigned)(s->n_faults % ORR_CUDA_FAULTS);
   orr_cuda_fault_slot *slot = &s->fault[at];
-  *slot = (orr_cuda_fault_slot){.limit = limit, .poison = orr_cuda_poison_of(s->device->gpu)};
+  *slot = (orr_cuda_fault_slot){.limit = limit, .poison = s->poison};
   take_note(s, &s->note[at]);
   s->n_faults++;
   return slot;

@@ -91,6 +91,7 @@ static char try_reach(orr_cuda_device *a, orr_cuda_device *b) {
 
 bool orr_cuda_gpu_reaches(orr_cuda_device *a, orr_cuda_device *b) {
   if (a->gpu == b->gpu) return true;
+  if (orr_cuda_is_lost(a->gpu) || orr_cuda_is_lost(b->gpu)) return false;
   atomic_char *known = &a->gpu->reach[b->gpu->index];
   char reach = atomic_load_explicit(known, memory_order_acquire);
   if (reach != REACH_UNKNOWN) return reach == REACH_YES;

@@ -213,8 +213,7 @@ static ncclResult_t issue_part(const orr_collective *c, const group *g, int part
   for (int t = 0; t < c->n_src / c->n && !result; t++)
     result = issue_tensor(c, t, part, g->comm[part], s->stream);
   if (result) return result;
-  return ncclAllReduce(orr_cuda_poison_of(s->device->gpu), s->word, 1, ncclInt32, ncclMax,
-                       g->comm[part], s->stream);
+  return ncclAllReduce(s->poison, s->mail, 1, ncclInt32, ncclMax, g->comm[part], s->stream);
 }
 
 static ncclResult_t issue_group(const orr_collective *c, const group *g) {
@@ -226,8 +225,7 @@ static ncclResult_t issue_group(const orr_collective *c, const group *g) {
 }
 
 static void abort_all(void) {
-  for (int k = 0; k < orr_cuda_machine.n_devices; k++)
-    orr_cuda_poison_now(&orr_cuda_machine.device[k]);
+  orr_cuda_poison_all();
   end_all(ncclCommAbort);
 }
 
@@ -235,6 +233,7 @@ static orr_status issue(const orr_collective *c, const group *g) {
   for (int r = 0; r < c->n; r++) {
     orr_cuda_gpu *gpu = queue_of(c, r)->device->gpu;
     if (orr_cuda_is_lost(gpu)) return orr_cuda_lost(gpu);
+    ORR_TRY(orr_cuda_clear_poison(queue_of(c, r)));
   }
   if (g->aborted) return orr_fail(ORR_EDEVICE, "NCCL's communicators were aborted");
   ncclResult_t result = issue_group(c, g);
@@ -256,7 +255,7 @@ orr_status orr_cuda_collective_run(orr_collective *c, int part) {
   }
   pthread_mutex_unlock(&nccl.mutex);
   ORR_TRY(status);
-  orr_cuda_spread(s->word, orr_cuda_poison_of(s->device->gpu));
+  orr_cuda_spread(s->mail, s->poison);
   return orr_cuda_recorded(s);
 }
 

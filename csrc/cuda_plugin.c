@@ -121,7 +121,7 @@ static orr_status open_gpu(orr_cuda_gpu *gpu) {
   size_t bytes = sizeof(int) * ORR_CUDA_WORDS * ORR_CUDA_WORD_STRIDE;
   ORR_TRY(orr_cuda_try(gpu, cudaMalloc(&words, bytes), "the first memory of a GPU"));
   gpu->words = words;
-  gpu->n_words = 1;
+  gpu->n_words = 0;
   atomic_store(&gpu->epoch, orr_cuda_host->poison_epoch() - 1); /* not cleared yet */
   atomic_store(&gpu->is_open, true);
   return ORR_OK;

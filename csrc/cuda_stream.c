@@ -42,8 +42,9 @@ static void enter(orr_queue *q) {
   if (!s) return;
   s->failure.status = ORR_OK;
   if (orr_cuda_is_lost(s->device->gpu)) return;
-  if (orr_cuda_check(cudaSetDevice(s->device->gpu->ordinal), "making a GPU current"))
-    orr_cuda_clear_poison(s);
+  if (!orr_cuda_check(cudaSetDevice(s->device->gpu->ordinal), "making a GPU current")) return;
+  orr_status status = orr_cuda_clear_poison(s);
+  if (status) orr_cuda_record(status, orr_cuda_host->last_error());
 }
 
 static orr_status check(orr_queue *q) { return orr_cuda_recorded(q->stream); }
@@ -58,14 +59,17 @@ static orr_status new_event(orr_cuda_gpu *gpu, cudaEvent_t *out) {
 static orr_status fill_queue(orr_cuda_queue *s) {
   orr_cuda_gpu *gpu = s->device->gpu;
   pthread_mutex_lock(&gpu->mutex);
-  int word = gpu->n_words < ORR_CUDA_WORDS ? gpu->n_words++ : ORR_CUDA_WORDS - 1;
+  int word = gpu->n_words;
+  gpu->n_words += 2;
   pthread_mutex_unlock(&gpu->mutex);
-  s->word = gpu->words + word * ORR_CUDA_WORD_STRIDE;
+  if (word + 2 > ORR_CUDA_WORDS) return orr_fail(ORR_EDEVICE, "too many queues on one GPU");
+  s->poison = gpu->words + word * ORR_CUDA_WORD_STRIDE;
+  s->mail = s->poison + ORR_CUDA_WORD_STRIDE;
   ORR_TRY(orr_cuda_try(
       gpu, cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, -s->is_comm),
       "a new stream"));
   for (int k = 0; k < ORR_CUDA_MARKS; k++) ORR_TRY(new_event(gpu, &s->mark[k]));
-  return ORR_OK;
+  return orr_cuda_clear_poison(s);
 }
 
 orr_status orr_cuda_queue_new(orr_cuda_device *d, bool is_comm, orr_cuda_queue **out) {
@@ -145,9 +149,9 @@ static orr_status wait(orr_queue *q, orr_queue *of) {
   orr_cuda_queue *s = q->stream, *other = of->stream;
   if (!s || !other) return ORR_OK;
   orr_status status = orr_cuda_follow(s, other);
-  if (!status) return orr_cuda_spread_from(s, other->device->gpu);
+  if (!status) return orr_cuda_spread_from(s, other);
   if (!orr_cuda_is_lost(s->device->gpu)) /* what comes may be nonsense */
-    cudaMemsetAsync(orr_cuda_poison_of(s->device->gpu), 1, sizeof(int), s->stream);
+    cudaMemsetAsync(s->poison, 1, sizeof(int), s->stream);
   return orr_cuda_fail_on(s->device, status);
 }
 

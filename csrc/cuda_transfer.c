@@ -277,7 +277,9 @@ static orr_status on_queue(orr_cuda_queue *s, orr_device *a, const orr_view *fro
   if (orr_cuda_is_lost(s->device->gpu)) return orr_cuda_lost(s->device->gpu);
   if (a->kind != ORR_DEVICE_CUDA) return upload(s, from, to);
   if (b->kind != ORR_DEVICE_CUDA) return download(s, from, to);
-  return between(s, orr_cuda_device_of(a), from, to);
+  orr_cuda_device *source = orr_cuda_device_of(a);
+  if (orr_cuda_is_lost(source->gpu)) return orr_cuda_lost(source->gpu);
+  return between(s, source, from, to);
 }
 
 orr_status orr_cuda_transfer(orr_device *a, const orr_view *from, orr_device *b, orr_view *to) {

@@ -14,8 +14,14 @@
 
 /* ---- events of buffers ---- */
 
+/* Complete, and known to be well: while an error pends, what a device has computed may be
+ * poisoned without the host's knowing, and the poison goes the way of the events. */
+static bool is_past(orr_event e) {
+  return orr_event_done(e) && !(e.queue && e.queue->is_async && orr_work_error_pending());
+}
+
 static int add(orr_event e, const struct orr_queue *q, orr_event *deps, int n) {
-  if (e.queue == q || orr_event_done(e)) return n;
+  if (e.queue == q || is_past(e)) return n;
   for (int k = 0; k < n; k++) {
     if (deps[k].queue != e.queue) continue;
     if (deps[k].seq < e.seq) deps[k].seq = e.seq;

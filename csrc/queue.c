@@ -125,10 +125,12 @@ orr_status orr_queue_wait(orr_queue *q, orr_queue *other) {
   return q->is_async && other->is_async ? q->device->backend->wait(q, other) : ORR_OK;
 }
 
-/* Between two streams it is enough that the event's work is issued: q's stream then waits. */
+/* Between two streams it is enough that the event's work is issued: q's stream then waits.
+ * That carries poison too, so complete work is waited for as well while an error pends. */
 static bool met(orr_queue *q, orr_event e) {
-  if (orr_event_done(e)) return true;
-  if (!q->is_async || !e.queue->is_async || atomic_load(&e.queue->ran) < e.seq) return false;
+  bool streams = q->is_async && e.queue && e.queue->is_async, done = orr_event_done(e);
+  if (done && !(streams && orr_work_error_pending())) return true;
+  if (!streams || atomic_load(&e.queue->ran) < e.seq) return done;
   q->device->backend->enter(q);
   orr_status status = q->device->backend->wait(q, e.queue);
   if (status) orr_work_error(status, orr_last_error());
