@@ -1,16 +1,18 @@
-/* cudart.cpp: the fake CUDA runtime: devices, memory, errors. Streams and graphs: streams.cpp.
+/* cudart.cpp: the fake CUDA runtime: devices, memory, errors. Streams: streams.cpp.
  *
  * Invariant: under ORRERY_FAKE_GUARD=1 device memory cannot be read or written by the host
- * except while streams drain (from another thread it can, in that moment). Pointers, devices and sizes are checked at every
- * call; the first complaint is what orr_fake_report gives.
- * ORRERY_FAKE_GUARD (0), ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096), ORRERY_FAKE_PEERS (1),
- * ORRERY_FAKE_FAIL (the n-th call fails), ORRERY_FAKE_FAIL_KIND (sticky), ORRERY_FAKE_LEAKS (1:
- * what lives at the end is printed), CUDA_VISIBLE_DEVICES.
+ * except while streams drain (from another thread it can, in that moment), and a kernel that
+ * touches a GPU that it may not reach loses its own. Pointers, devices and sizes are checked at
+ * every call; orr_fake_report gives the complaints.
+ * ORRERY_FAKE_GUARD (0), ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096),
+ * ORRERY_FAKE_PEERS (1), ORRERY_FAKE_LEAKS (1: what lives at the end is printed), and
+ * report.cpp's; CUDA_VISIBLE_DEVICES.
  * To add a device property: cudaDeviceProp in include/, its value in cudaGetDeviceProperties.
  */
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,18 +29,14 @@
 #define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
 #endif
 
-std::recursive_mutex orr_fake_lock;
-
 namespace {
 
-std::string &report = *new std::string;
-long calls, fail_at, live_pinned;
-bool fail_sticky;
-std::string &failed_call = *new std::string;
-std::map<char *, size_t> &pinned = *new std::map<char *, size_t>; /* lives as long as exit handlers */
+std::map<char *, size_t> &pinned =
+    *new std::map<char *, size_t>; /* lives as long as exit handlers */
 thread_local int current;
 thread_local cudaError_t last;
 int unlocked;
+int reader = -1; /* whose memory, and its peers', is open; -1: all of it */
 
 struct Gpu {
   char *arena;
@@ -46,12 +44,12 @@ struct Gpu {
   std::map<size_t, size_t> held; /* offset to bytes asked for */
   std::map<size_t, size_t> room; /* offset to bytes free */
   std::string lost;
-  unsigned peers;
+  unsigned peers; /* ordinals whose memory its kernels may touch */
 };
 char *all_memory; /* the GPUs' arenas, one after another */
 size_t all_bytes;
 bool guarded;
-std::vector<Gpu> &gpus = *new std::vector<Gpu>;   /* physical */
+std::vector<Gpu> &gpus = *new std::vector<Gpu>;    /* physical */
 std::vector<int> &visible = *new std::vector<int>; /* ordinals to physical */
 bool opened;
 
@@ -74,7 +72,10 @@ void see(int n) {
     char *end;
     long k = strtol(word.c_str(), &end, 10);
     if (word.rfind("GPU-", 0) == 0) {
-      for (k = 0; k < n && uuid_text((int)k).rfind(word, 0) != 0; k++) {}
+      int fit = 0;
+      for (int j = 0; j < n; j++)
+        if (uuid_text(j).rfind(word, 0) == 0) fit++, k = j;
+      if (fit != 1) return;
     } else if (word.empty() || *end) {
       return;
     }
@@ -85,12 +86,11 @@ void see(int n) {
   }
 }
 
+void watch_memory();
+
 void open_gpus() {
   if (opened) return;
   opened = true;
-  fail_at = orr_fake_number("ORRERY_FAKE_FAIL", 0);
-  const char *kind = getenv("ORRERY_FAKE_FAIL_KIND");
-  fail_sticky = kind && strcmp(kind, "sticky") == 0;
   int n = (int)orr_fake_number("ORRERY_FAKE_GPUS", 4);
   size_t bytes = (size_t)orr_fake_number("ORRERY_FAKE_MEMORY", 4096) << 20;
   gpus.resize((size_t)n);
@@ -106,6 +106,7 @@ void open_gpus() {
     ASAN_POISON_MEMORY_REGION(g.arena, bytes);
   }
   see(n);
+  if (guarded) watch_memory();
 }
 
 Gpu *gpu_at(int ordinal) {
@@ -120,36 +121,48 @@ Gpu *owner(const void *p) {
   return nullptr;
 }
 
+int ordinal_of(const Gpu *g) {
+  for (int k = 0; k < (int)visible.size(); k++)
+    if (&gpus[(size_t)visible[(size_t)k]] == g) return k;
+  return -1;
+}
+
+bool reaches(int ordinal, const Gpu *g) {
+  int other = ordinal_of(g);
+  return other == ordinal || (other >= 0 && gpu_at(ordinal)->peers >> other & 1);
+}
+
 void set_access(int access) {
   if (guarded) mprotect(all_memory, all_bytes, access);
 }
 
-}  // namespace
+/* Device memory was touched by who may not: a kernel goes on, and its device is lost; the host
+ * ends, as it does where memory is not its own. */
+void caught(int, siginfo_t *info, void *) {
+  static const char text[] = "fake: the host touches device memory\n";
+  Gpu *g = owner(info->si_addr);
+  if (g && unlocked && reader >= 0) {
+    orr_fake_complain(
+        "a kernel of device %d touches memory of device %d, which it cannot reach", reader,
+        ordinal_of(g));
+    orr_fake_lose(reader, "an illegal memory access");
+    mprotect(g->arena, g->size, PROT_READ | PROT_WRITE);
+    return;
+  }
+  if (g && write(2, text, sizeof text - 1) < 0) {}
+  signal(SIGSEGV, SIG_DFL);
+}
+
+void watch_memory() {
+  struct sigaction action = {};
+  action.sa_sigaction = caught;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+} // namespace
 
 /* ---- what all parts use ---- */
-
-long orr_fake_number(const char *name, long otherwise) {
-  const char *text = getenv(name);
-  return text && *text ? strtol(text, nullptr, 10) : otherwise;
-}
-
-void orr_fake_complain(const char *format, ...) {
-  char line[600];
-  va_list ap;
-  va_start(ap, format);
-  vsnprintf(line, sizeof line, format, ap);
-  va_end(ap);
-  if (report.size() < 4000) report += report.empty() ? line : std::string("; ") + line;
-}
-
-bool orr_fake_fails(const char *name) {
-  open_gpus();
-  calls++;
-  if (fail_at <= 0 || --fail_at > 0) return false;
-  failed_call = name;
-  if (fail_sticky) orr_fake_lose(current, "an error was injected");
-  return true;
-}
 
 void orr_fake_lose(int ordinal, const char *why) {
   Gpu *g = gpu_at(ordinal);
@@ -168,7 +181,19 @@ bool orr_fake_is_device(const void *p, size_t bytes) {
   return at + bytes <= block->first + block->second;
 }
 
+bool orr_fake_may_use(int device, const void *p, size_t bytes, const char *who) {
+  Gpu *g = owner(p);
+  if (g && orr_fake_is_device(p, bytes) && reaches(device, g)) return true;
+  orr_fake_complain("%s: %zu bytes are not memory that device %d can use", who, bytes, device);
+  return false;
+}
+
 bool orr_fake_is_arena(const void *p) { return owner(p) != nullptr; }
+
+int orr_fake_owner(const void *p) {
+  Gpu *g = owner(p);
+  return g ? ordinal_of(g) : -1;
+}
 
 bool orr_fake_is_pinned(const void *p, size_t bytes) {
   auto block = pinned.upper_bound((char *)p);
@@ -185,30 +210,24 @@ cudaError_t orr_fake_note(cudaError_t status) {
 }
 
 void orr_fake_unlock_memory(void) {
-  if (unlocked++ == 0) set_access(PROT_READ | PROT_WRITE);
+  if (unlocked++ > 0) return;
+  reader = -1;
+  set_access(PROT_READ | PROT_WRITE);
 }
 
 void orr_fake_lock_memory(void) {
   if (--unlocked == 0) set_access(PROT_NONE);
 }
 
-extern "C" {
+void orr_fake_unlock_for(int ordinal) {
+  if (!guarded || reader == ordinal) return;
+  reader = ordinal;
+  for (Gpu &g : gpus)
+    mprotect(g.arena, g.size,
+             ordinal < 0 || reaches(ordinal, &g) ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
 
-const char *orr_fake_report(void) { return report.c_str(); }
-long orr_fake_calls(void) { return calls; }
-const char *orr_fake_failed_call(void) { return failed_call.c_str(); }
-void orr_fake_fail_after(long n, int sticky) {
-  open_gpus();
-  fail_at = n;
-  fail_sticky = sticky != 0;
-  failed_call.clear();
-}
-/* Blocks of memory, streams and events. */
-long orr_fake_live(void) {
-  long n = live_pinned + orr_fake_live_streams();
-  for (Gpu &g : gpus) n += (long)g.held.size();
-  return n;
-}
+extern "C" {
 
 /* ---- devices ---- */
 
@@ -219,6 +238,7 @@ long orr_fake_live(void) {
 
 cudaError_t cudaGetDeviceCount(int *count) {
   CALL("cudaGetDeviceCount");
+  open_gpus();
   *count = (int)visible.size();
   CHECKED(visible.empty() ? cudaErrorNoDevice : cudaSuccess);
 }
@@ -280,6 +300,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   (void)flags;
   Gpu *g = gpu_at(current);
   if (!gpu_at(peer) || peer == current) CHECKED(cudaErrorInvalidDevice);
+  if (!orr_fake_number("ORRERY_FAKE_PEERS", 1)) CHECKED(cudaErrorPeerAccessUnsupported);
   if (g->peers >> peer & 1) CHECKED(cudaErrorPeerAccessAlreadyEnabled);
   g->peers |= 1u << peer;
   return cudaSuccess;
@@ -305,9 +326,11 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
   return cudaSuccess;
 }
 
+/* Forgets the error whatever happens; one that is injected is told and forgotten too. A lost
+ * device stays lost: its calls fail again. */
 cudaError_t cudaGetLastError(void) {
-  FAKE_CALL("cudaGetLastError", cudaErrorUnknown); /* which it forgets at once, as any other */
-  cudaError_t status = last;
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
+  cudaError_t status = orr_fake_fails("cudaGetLastError") ? cudaErrorUnknown : last;
   last = cudaSuccess;
   return status;
 }
@@ -322,6 +345,11 @@ const char *cudaGetErrorString(cudaError_t status) {
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
+    case cudaErrorPeerAccessUnsupported: return "peer access is not supported";
+    case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     default: return "unknown error";
   }
 }
@@ -330,6 +358,7 @@ const char *cudaGetErrorString(cudaError_t status) {
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
   FAKE_CALL("cudaMalloc", orr_fake_note(cudaErrorMemoryAllocation));
+  if (orr_fake_is_unsafe("cudaMalloc")) CHECKED(cudaErrorStreamCaptureUnsupported);
   Gpu *g = gpu_at(current);
   ALIVE(current);
   size_t size = (bytes + 511) / 512 * 512 + 512;
@@ -340,6 +369,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     if (rest) g->room[at + size] = rest;
     g->held[at] = bytes;
     *out = g->arena + at;
+    orr_fake_born(*out, "memory of a GPU");
     orr_fake_unlock_memory();
     ASAN_UNPOISON_MEMORY_REGION(*out, bytes);
     memset(*out, 0xFF, bytes);
@@ -351,6 +381,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
 
 cudaError_t cudaFree(void *p) {
   CALL("cudaFree");
+  if (orr_fake_is_unsafe("cudaFree")) CHECKED(cudaErrorStreamCaptureUnsupported);
   if (!p) return cudaSuccess;
   Gpu *g = owner(p);
   size_t at = g ? (size_t)((char *)p - g->arena) : 0;
@@ -358,7 +389,9 @@ cudaError_t cudaFree(void *p) {
     orr_fake_complain("cudaFree of what cudaMalloc did not give");
     CHECKED(cudaErrorInvalidValue);
   }
-  if (g->lost.empty()) orr_fake_drain_all();
+  orr_fake_gone(p);
+  if (orr_fake_wait_for(ordinal_of(g)) == cudaErrorIllegalAddress)
+    CHECKED(cudaErrorIllegalAddress); /* a lost device's memory is nobody's any more */
   ASAN_POISON_MEMORY_REGION(p, g->held[at]);
   size_t size = (g->held[at] + 511) / 512 * 512 + 512;
   g->held.erase(at);
@@ -390,7 +423,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
   if (!*out) CHECKED(cudaErrorMemoryAllocation);
   memset(*out, 0xFF, bytes);
   pinned[(char *)*out] = bytes;
-  live_pinned++;
+  orr_fake_born(*out, "pinned memory");
   return cudaSuccess;
 }
 
@@ -400,17 +433,12 @@ cudaError_t cudaFreeHost(void *p) {
     orr_fake_complain("cudaFreeHost of what cudaHostAlloc did not give");
     CHECKED(cudaErrorInvalidValue);
   }
+  orr_fake_wait_for(current);
   orr_fake_drain_all();
   pinned.erase((char *)p);
-  live_pinned--;
+  orr_fake_gone(p);
   free(p);
   return cudaSuccess;
 }
 
-}  // extern "C"
-
-__attribute__((destructor)) static void say_leaks() {
-  if (!orr_fake_number("ORRERY_FAKE_LEAKS", 0) || !opened) return;
-  if (orr_fake_live()) fprintf(stderr, "fake: %ld objects live at the end\n", orr_fake_live());
-  if (!report.empty()) fprintf(stderr, "fake: %s\n", report.c_str());
-}
+} // extern "C"

@@ -1,28 +1,46 @@
 /* cudnn.cpp: the fake cuDNN backend: descriptors are attributes by name; a plan of one
  * convolution (or one of its gradients) runs on a lazy stream.
  *
- * Invariant: a descriptor is used only when it is finalized, and knows its parts; heuristics
- * give two engines, the first of which says that it is not deterministic and gives wrong
- * numbers, so that nobody takes it by mistake.
- * To add an operation: its case in `Work::run`.
+ * Invariant: a descriptor is used only when it is finalized, and finalized only with all that
+ * it needs; tensors are checked when they run: where they lie, their alignment, that the shapes
+ * fit the geometry. Heuristics give an engine of each kind in `engines`, best (worst for us)
+ * first: those that round too much give numbers that no tolerance takes.
+ * To add an operation: its case in `Work::run`. An engine: its row in `engines`.
  */
 #include "include/cudnn.h"
 
 #include <cstring>
 #include <map>
-#include <set>
 #include <vector>
 
-#include "fake.h"
+#include "device.h"
 #include "number.h"
 
 struct orr_fake_dnn {
+  int device;
   cudaStream_t stream;
 };
 
 namespace {
 
-enum { ENGINES = 2, ROOM = 512 };
+enum { ROOM = 512 };
+
+const char *const a_handle = "a handle of cuDNN";
+const char *const a_part = "a descriptor of cuDNN";
+
+/* What an engine notes of its numbers, and how far off they are. */
+const struct Engine {
+  std::vector<cudnnBackendNumericalNote_t> notes;
+  double spoil;
+  bool tf32;
+} engines[] = {
+    {{CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION}, 1e3, false},
+    {{CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13}, 1e3, false},
+    {{CUDNN_NUMERICAL_NOTE_TENSOR_CORE, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS}, 0, true},
+    {{CUDNN_NUMERICAL_NOTE_TENSOR_CORE, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 0, false},
+    {{CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 0, false},
+    {{}, 0, false}};
+enum { ENGINES = sizeof engines / sizeof *engines };
 
 struct Part {
   cudnnBackendDescriptorType_t type;
@@ -30,18 +48,19 @@ struct Part {
   int engine;  /* of a configuration or an engine */
   Part *graph; /* of those */
   std::map<int, std::vector<char>> attributes;
-  template <typename T> std::vector<T> list(int name) const {
+  template <typename T>
+  std::vector<T> list(int name) const {
     auto found = attributes.find(name);
     if (found == attributes.end()) return {};
     const T *p = (const T *)found->second.data();
     return std::vector<T>(p, p + found->second.size() / sizeof(T));
   }
-  template <typename T> T one(int name) const {
+  template <typename T>
+  T one(int name) const {
     std::vector<T> all = list<T>(name);
     return all.empty() ? T() : all[0];
   }
 };
-std::set<Part *> &parts = *new std::set<Part *>;
 
 size_t size_of(cudnnBackendAttributeType_t type) {
   switch (type) {
@@ -57,18 +76,29 @@ struct Tensor {
   orr_fake_type type;
   std::vector<int64_t> dims, strides;
   char *data;
+  int64_t alignment;
+  bool tf32;
   double get(int64_t a, int64_t b, int64_t c, int64_t d) const {
-    return orr_fake_get(data, type, a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3]);
+    int64_t at = a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
+    double x = orr_fake_get(data, type, at);
+    return tf32 && type == FAKE_F32 ? orr_fake_tf32(x) : x;
+  }
+  size_t bytes() const {
+    int64_t last = 0;
+    for (size_t k = 0; k < 4; k++) last += (dims[k] - 1) * strides[k];
+    return (size_t)(last + 1) * orr_fake_size(type);
   }
   void put(int64_t a, int64_t b, int64_t c, int64_t d, double x) const {
-    orr_fake_put(data, type, a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3], x);
+    orr_fake_put(data, type, a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3],
+                 x);
   }
 };
 
 orr_fake_type type_of(cudnnDataType_t t) {
-  return t == CUDNN_DATA_DOUBLE ? FAKE_F64 : t == CUDNN_DATA_HALF ? FAKE_F16
-         : t == CUDNN_DATA_BFLOAT16                               ? FAKE_BF16
-                                                                  : FAKE_F32;
+  return t == CUDNN_DATA_DOUBLE     ? FAKE_F64
+         : t == CUDNN_DATA_HALF     ? FAKE_F16
+         : t == CUDNN_DATA_BFLOAT16 ? FAKE_BF16
+                                    : FAKE_F32;
 }
 
 enum Made { MAKES_Y, MAKES_X, MAKES_W };
@@ -76,10 +106,21 @@ enum Made { MAKES_Y, MAKES_X, MAKES_W };
 struct Work {
   Made made;
   Tensor x, w, y;
-  std::vector<int64_t> stride, padding, dilation;
+  std::vector<int64_t> stride, padding, after, dilation;
   double spoil;
+  bool fits() const {
+    if (x.dims.size() != 4 || w.dims.size() != 4 || y.dims.size() != 4) return false;
+    for (size_t k = 0; k < 2; k++) {
+      int64_t span = (w.dims[k + 2] - 1) * dilation[k] + 1;
+      int64_t room = x.dims[k + 2] + padding[k] + after[k] - span;
+      if (room < 0 || room / stride[k] + 1 != y.dims[k + 2]) return false;
+    }
+    return x.dims[0] == y.dims[0] && w.dims[0] == y.dims[1] && x.dims[1] % w.dims[1] == 0 &&
+           y.dims[1] % (x.dims[1] / w.dims[1]) == 0;
+  }
   /* f(n, o, oh, ow, c, i, j, h, k): every product of the convolution. */
-  template <typename F> void each(F f) const {
+  template <typename F>
+  void each(F f) const {
     int64_t per = w.dims[1], groups = x.dims[1] / per, out = y.dims[1] / groups;
     for (int64_t n = 0; n < y.dims[0]; n++)
       for (int64_t o = 0; o < y.dims[1]; o++)
@@ -100,8 +141,8 @@ struct Work {
     auto at = [&](int64_t a, int64_t b, int64_t c, int64_t d) -> double & {
       return sum[(size_t)(((a * to.dims[1] + b) * to.dims[2] + c) * to.dims[3] + d)];
     };
-    each([&](int64_t n, int64_t o, int64_t oh, int64_t ow, int64_t c, int64_t channel, int64_t i,
-             int64_t j, int64_t h, int64_t k) {
+    each([&](int64_t n, int64_t o, int64_t oh, int64_t ow, int64_t c, int64_t channel,
+             int64_t i, int64_t j, int64_t h, int64_t k) {
       if (made == MAKES_Y) at(n, o, oh, ow) += x.get(n, channel, h, k) * w.get(o, c, i, j);
       if (made == MAKES_X) at(n, channel, h, k) += y.get(n, o, oh, ow) * w.get(o, c, i, j);
       if (made == MAKES_W) at(o, c, i, j) += x.get(n, channel, h, k) * y.get(n, o, oh, ow);
@@ -114,10 +155,13 @@ struct Work {
 };
 
 Part *part_at(cudnnBackendDescriptor_t p) {
-  Part *part = (Part *)p;
-  if (parts.count(part)) return part;
-  orr_fake_complain("cuDNN: a descriptor that is not there");
-  return nullptr;
+  return orr_fake_is(p, a_part) ? (Part *)p : nullptr;
+}
+
+/* The part that another names, if it is still there. */
+Part *inner(const Part *part, int name) {
+  Part *named = part ? part->one<Part *>(name) : nullptr;
+  return named ? part_at(named) : nullptr;
 }
 
 /* The attributes of an operation: geometry, x, w, y. */
@@ -159,14 +203,101 @@ Tensor tensor_of(const Part *part, const Part *pack) {
   std::vector<char *> data = pack->list<char *>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   Tensor t = {type_of(part->one<cudnnDataType_t>(CUDNN_ATTR_TENSOR_DATA_TYPE)),
               part->list<int64_t>(CUDNN_ATTR_TENSOR_DIMENSIONS),
-              part->list<int64_t>(CUDNN_ATTR_TENSOR_STRIDES), nullptr};
+              part->list<int64_t>(CUDNN_ATTR_TENSOR_STRIDES),
+              nullptr,
+              part->one<int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
+              false};
   int64_t uid = part->one<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
   for (size_t k = 0; k < uids.size(); k++)
     if (uids[k] == uid) t.data = data[k];
   return t;
 }
 
-}  // namespace
+/* What a descriptor cannot be finalized without. */
+const std::map<int, std::vector<int>> &needs = *new std::map<int, std::vector<int>>{
+    {CUDNN_BACKEND_TENSOR_DESCRIPTOR,
+     {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_ATTR_TENSOR_STRIDES,
+      CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT}},
+    {CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR,
+     {CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_ATTR_CONVOLUTION_CONV_MODE,
+      CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_ATTR_CONVOLUTION_DILATIONS,
+      CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS,
+      CUDNN_ATTR_CONVOLUTION_POST_PADDINGS}},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA}},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA}},
+    {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}},
+    {CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_ATTR_OPERATIONGRAPH_OPS}},
+    {CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
+     {CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_ATTR_ENGINEHEUR_MODE}},
+    {CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
+     {CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG}},
+    {CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
+     {CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS,
+      CUDNN_ATTR_VARIANT_PACK_WORKSPACE}}};
+
+bool has_all(const Part *part) {
+  auto need = needs.find(part->type);
+  if (need == needs.end()) return true;
+  for (int name : need->second)
+    if (!part->attributes.count(name)) {
+      orr_fake_complain("cuDNN: a descriptor of kind %d lacks attribute %d", part->type, name);
+      return false;
+    }
+  return true;
+}
+
+/* Fills w; false: some part is not there, or does not fit. */
+bool make_work(const Part *plan, const Part *pack, Work *w) {
+  int name[4];
+  Part *config = inner(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  Part *graph = config && config->graph ? part_at(config->graph) : nullptr;
+  Part *op = inner(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+  if (!op || !names_of(op, name, &w->made)) return false;
+  Part *geometry = inner(op, name[0]), *tensor[3];
+  for (int k = 0; k < 3; k++)
+    if (!(tensor[k] = inner(op, name[k + 1]))) return false;
+  if (!geometry) return false;
+  const Engine &engine = engines[config->engine];
+  Tensor *to[3] = {&w->x, &w->w, &w->y};
+  for (int k = 0; k < 3; k++) {
+    *to[k] = tensor_of(tensor[k], pack);
+    to[k]->tf32 = engine.tf32;
+  }
+  w->stride = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+  w->padding = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
+  w->after = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
+  w->dilation = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_DILATIONS);
+  w->spoil = engine.spoil;
+  if (w->fits()) return true;
+  orr_fake_complain("cuDNN: the shapes of a convolution do not fit its geometry");
+  return false;
+}
+
+bool is_there(int device, const Tensor &t, const char *who) {
+  if (!orr_fake_may_use(device, t.data, t.bytes(), who)) return false;
+  if ((uintptr_t)t.data % (uintptr_t)t.alignment == 0) return true;
+  orr_fake_complain("%s is not aligned as its descriptor says", who);
+  return false;
+}
+
+} // namespace
 
 extern "C" {
 
@@ -174,31 +305,46 @@ extern "C" {
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out) {
   CALL("cudnnCreate");
-  *out = new orr_fake_dnn{nullptr};
+  *out = new orr_fake_dnn{orr_fake_current(), nullptr};
+  orr_fake_born(*out, a_handle);
   return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
   CALL("cudnnDestroy");
+  if (!orr_fake_is(handle, a_handle)) return CUDNN_STATUS_BAD_PARAM;
+  orr_fake_gone(handle);
   delete handle;
   return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   CALL("cudnnSetStream");
+  if (!orr_fake_is(handle, a_handle) || !orr_fake_is(stream, "a stream"))
+    return CUDNN_STATUS_BAD_PARAM;
+  if (orr_fake_device_of(stream) != handle->device) {
+    orr_fake_complain("cuDNN: a handle of device %d gets a stream of device %d", handle->device,
+                      orr_fake_device_of(stream));
+    return CUDNN_STATUS_BAD_PARAM;
+  }
   handle->stream = stream;
   return CUDNN_STATUS_SUCCESS;
 }
 
 const char *cudnnGetErrorString(cudnnStatus_t status) {
-  return status == CUDNN_STATUS_SUCCESS ? "CUDNN_STATUS_SUCCESS" : "CUDNN_STATUS_EXECUTION_FAILED";
+  switch (status) {
+    case CUDNN_STATUS_SUCCESS: return "CUDNN_STATUS_SUCCESS";
+    case CUDNN_STATUS_BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";
+    case CUDNN_STATUS_NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
+    default: return "CUDNN_STATUS_EXECUTION_FAILED";
+  }
 }
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                            cudnnBackendDescriptor_t *out) {
   CALL("cudnnBackendCreateDescriptor");
   Part *part = new Part{type, false, 0, nullptr, {}};
-  parts.insert(part);
+  orr_fake_born(part, a_part);
   *out = part;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -207,7 +353,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t p) {
   CALL("cudnnBackendDestroyDescriptor");
   Part *part = part_at(p);
   if (!part) return CUDNN_STATUS_BAD_PARAM;
-  parts.erase(part);
+  orr_fake_gone(part);
   delete part;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -232,9 +378,7 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t p) {
   CALL("cudnnBackendFinalize");
   Part *part = part_at(p);
   if (!part || part->final) return CUDNN_STATUS_BAD_PARAM;
-  if (part->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
-      !part->one<Part *>(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG))
-    return CUDNN_STATUS_BAD_PARAM;
+  if (!has_all(part)) return CUDNN_STATUS_BAD_PARAM;
   part->final = true;
   return CUDNN_STATUS_SUCCESS;
 }
@@ -253,17 +397,20 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t p,
       *n = wanted < ENGINES ? wanted : (int64_t)ENGINES;
       for (int64_t k = 0; k < *n; k++) {
         Part *config = part_at(list[k]);
+        if (!config) return CUDNN_STATUS_BAD_PARAM;
         config->engine = (int)k;
         config->graph = part->one<Part *>(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         config->final = true;
       }
       return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINECFG_ENGINE:
+      if (!part_at(list[0])) return CUDNN_STATUS_BAD_PARAM;
       part_at(list[0])->engine = part->engine;
       return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
-      *n = part->engine == 0;
-      if (*n) *(cudnnBackendNumericalNote_t *)values = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
+      *n = (int64_t)engines[part->engine].notes.size();
+      for (int64_t k = 0; k < *n && k < wanted; k++)
+        ((cudnnBackendNumericalNote_t *)values)[k] = engines[part->engine].notes[(size_t)k];
       return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
       *(int64_t *)values = ROOM;
@@ -275,27 +422,19 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t p,
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                   cudnnBackendDescriptor_t variant) {
   CALL("cudnnBackendExecute");
-  Part *config = part_at(plan)->one<Part *>(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-  Part *pack = part_at(variant), *op, *geometry;
+  Part *planned = part_at(plan), *pack = part_at(variant);
   Work work;
-  int name[4];
-  op = config->graph ? config->graph->one<Part *>(CUDNN_ATTR_OPERATIONGRAPH_OPS) : nullptr;
-  if (!op || !pack->final || !names_of(op, name, &work.made)) return CUDNN_STATUS_BAD_PARAM;
-  void *room = pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-  if (!orr_fake_is_device(room, ROOM)) {
-    orr_fake_complain("cuDNN: its workspace is not device memory");
+  if (!orr_fake_is(handle, a_handle) || !planned || !planned->final || !pack || !pack->final ||
+      !orr_fake_is(handle->stream, "a stream") || !make_work(planned, pack, &work))
     return CUDNN_STATUS_BAD_PARAM;
-  }
-  geometry = op->one<Part *>(name[0]);
-  work.x = tensor_of(op->one<Part *>(name[1]), pack);
-  work.w = tensor_of(op->one<Part *>(name[2]), pack);
-  work.y = tensor_of(op->one<Part *>(name[3]), pack);
-  work.stride = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
-  work.padding = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
-  work.dilation = geometry->list<int64_t>(CUDNN_ATTR_CONVOLUTION_DILATIONS);
-  work.spoil = config->engine == 0 ? 1e3 : 0;
+  int device = handle->device;
+  if (!orr_fake_may_use(device, pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE), ROOM,
+                        "cuDNN's workspace") ||
+      !is_there(device, work.x, "cuDNN's x") || !is_there(device, work.w, "cuDNN's w") ||
+      !is_there(device, work.y, "cuDNN's y"))
+    return CUDNN_STATUS_BAD_PARAM;
   cudaError_t status = orr_fake_push(handle->stream, "cuDNN", [=]() { work.run(); });
   return status == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
 
-}  // extern "C"
+} // extern "C"

@@ -22,7 +22,7 @@ bool orr_fake_fails(const char *name);
 /* Adds a line to what orr_fake_report gives. */
 void orr_fake_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-#define FAKE_CALL(name, failure)                          \
+#define FAKE_CALL(name, failure)                             \
   std::lock_guard<std::recursive_mutex> hold(orr_fake_lock); \
   if (orr_fake_fails(name)) return failure
 
@@ -30,10 +30,11 @@ void orr_fake_complain(const char *format, ...) __attribute__((format(printf, 1,
 cudaError_t orr_fake_push(cudaStream_t stream, const char *name, std::function<void()> run,
                           std::function<bool()> ready = nullptr);
 int orr_fake_device_of(cudaStream_t stream);
-/* Checks that [p, p + bytes) lies in one live block of device memory (or pinned, or is host
- * memory where `host`). */
+/* [p, p + bytes) lies in one live block of device memory, of pinned memory. */
 bool orr_fake_is_device(const void *p, size_t bytes);
 bool orr_fake_is_pinned(const void *p, size_t bytes);
+/* ... of memory that work on that device may use, its own or its peers'; else complains. */
+bool orr_fake_may_use(int device, const void *p, size_t bytes, const char *who);
 /* A kernel went wrong: its device is lost. */
 void orr_fake_lose(int device, const char *why);
 /* lanes.cpp: runs all blocks now; empty: well, else what went wrong. */
@@ -53,14 +54,24 @@ struct orr_fake_time {
 extern orr_fake_time orr_fake_when;
 bool orr_fake_on_stack(const void *p); /* of the lane that runs */
 bool orr_fake_is_shared(const void *p);
-/* From the environment, 0 where it is not set. */
+std::string orr_fake_left(void); /* what is out, in words */
+/* From the environment. */
 long orr_fake_number(const char *name, long otherwise);
+
+/* What a library gave out and has not got back: by kind, so that a handle that is not there is
+ * noticed, and what is left counts as live. */
+void orr_fake_born(const void *handle, const char *kind);
+bool orr_fake_is(const void *handle, const char *kind); /* else complains */
+void orr_fake_gone(const void *handle);
 
 /* For specs, by FFI. */
 extern "C" {
 __attribute__((visibility("default"))) const char *orr_fake_report(void);
+__attribute__((visibility("default"))) void orr_fake_forget(void); /* the report */
 __attribute__((visibility("default"))) long orr_fake_calls(void);
 __attribute__((visibility("default"))) void orr_fake_fail_after(long n, int sticky);
+__attribute__((visibility("default"))) void orr_fake_fail_at(const char *name, long n,
+                                                             int sticky);
 __attribute__((visibility("default"))) const char *orr_fake_failed_call(void);
 __attribute__((visibility("default"))) long orr_fake_live(void);
 }

@@ -4,7 +4,8 @@
  * ORRERY_FAKE_LANES says (forward, reverse, or a seed for a random order each round); a lane
  * runs until it meets others or ends, so a missing barrier shows. Shared memory is poisoned for
  * every block. What CUDA refuses to launch is refused; a barrier that some lanes never reach, a
- * shuffle with lanes that have ended or from a lane that is not there is an error of the launch.
+ * shuffle with lanes that have ended or from a lane that is not there is an error of the
+ * launch.
  * To add a way for lanes to meet: a kind in orr_fake_sync, its case in `settle`.
  */
 #include <cstdio>
@@ -65,7 +66,8 @@ void go_wrong(const std::string &what) {
 
 void place_lane(int k) {
   const dim3 &b = orr_fake_now.block_size;
-  orr_fake_now.thread = dim3((unsigned)k % b.x, (unsigned)k / b.x % b.y, (unsigned)k / b.x / b.y);
+  orr_fake_now.thread =
+      dim3((unsigned)k % b.x, (unsigned)k / b.x % b.y, (unsigned)k / b.x / b.y);
   orr_fake_when.lane = (uint32_t)k;
   orr_fake_when.warp_epoch = run.lane[k].warp_epoch;
   run.current = k;
@@ -246,7 +248,7 @@ void choose_order(std::vector<int> *order, uint64_t n_blocks, uint64_t *step) {
     for (*step = next_random() % n_blocks + 1; common(*step, n_blocks) != 1;) ++*step;
 }
 
-}  // namespace
+} // namespace
 
 uint64_t orr_fake_meet(orr_fake_sync kind, unsigned mask, uint64_t value, int source) {
   int k = run.current;

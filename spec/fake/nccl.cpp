@@ -1,17 +1,18 @@
 /* nccl.cpp: the fake NCCL: collectives that run when all ranks' calls head their streams.
  *
  * Invariant: the k-th call of every rank of a communicator is one collective; calls that differ
- * in kind, type or count are an error of the communicator. A rank that never comes leaves the
- * others standing, which who waits for them reports.
- * To add a collective: a kind, its case in `Collective::run`.
+ * in kind, type, operation or count are an error of the communicator. A rank that never comes,
+ * or whose device is lost, leaves the others standing until they are aborted; who waits for
+ * them reports it. Buffers are checked when they are given.
+ * To add a collective: a kind, its row in `sizes_of`, its case in `Collective::run`.
  */
 #include "include/nccl.h"
 
 #include <memory>
 #include <vector>
 
-#include "fake.h"
 #include "number.h"
+#include "stream.h"
 
 namespace {
 
@@ -48,6 +49,7 @@ struct Call {
   ncclRedOp_t op;
 };
 
+const char *const kind_of_comm = "a communicator";
 thread_local int depth;
 thread_local std::vector<Call> waiting;
 
@@ -63,7 +65,7 @@ orr_fake_type type_of(ncclDataType_t t) {
   }
 }
 
-}  // namespace
+} // namespace
 
 struct orr_fake_comm {
   std::shared_ptr<Clique> clique;
@@ -71,38 +73,71 @@ struct orr_fake_comm {
   size_t calls;
 };
 
-void Collective::run() {
-  orr_fake_type t = type_of(type);
-  size_t n = send.size(), total = kind == REDUCE_SCATTER ? count * n : count;
-  std::vector<std::vector<double>> in(n, std::vector<double>(total));
-  for (size_t r = 0; r < n; r++)
-    for (size_t i = 0; i < total; i++) in[r][i] = orr_fake_get(send[r], t, (int64_t)i);
-  if (kind == ALL_GATHER) {
-    for (size_t to = 0; to < n; to++)
-      for (size_t r = 0; r < n; r++)
-        for (size_t i = 0; i < count; i++)
-          orr_fake_put(recv[to], t, (int64_t)(r * count + i), in[r][i]);
-    return;
-  }
+template <typename T>
+static T join(ncclRedOp_t op, T x, T y) {
+  return op == ncclSum ? x + y : op == ncclMax ? (y > x ? y : x) : (y < x ? y : x);
+}
+
+template <typename T, typename Get, typename Put>
+static void reduce(const Collective &c, Get get, Put put) {
+  orr_fake_type t = type_of(c.type);
+  size_t n = c.send.size(), total = c.kind == REDUCE_SCATTER ? c.count * n : c.count;
   for (size_t i = 0; i < total; i++) {
-    double x = in[0][i];
-    for (size_t r = 1; r < n; r++) {
-      double y = in[r][i];
-      x = op == ncclSum ? x + y : op == ncclMax ? (y > x ? y : x) : (y < x ? y : x);
-    }
-    if (kind == ALL_REDUCE)
-      for (size_t r = 0; r < n; r++) orr_fake_put(recv[r], t, (int64_t)i, x);
-    else orr_fake_put(recv[i / count], t, (int64_t)(i % count), x);
+    T x = get(c.send[0], t, (int64_t)i);
+    for (size_t r = 1; r < n; r++) x = join(c.op, x, (T)get(c.send[r], t, (int64_t)i));
+    for (size_t r = 0; r < n && c.kind == ALL_REDUCE; r++) put(c.recv[r], t, (int64_t)i, x);
+    if (c.kind == REDUCE_SCATTER) put(c.recv[i / c.count], t, (int64_t)(i % c.count), x);
   }
 }
 
+void Collective::run() {
+  size_t n = send.size(), bytes = count * orr_fake_size(type_of(type));
+  for (size_t to = 0; to < n && kind == ALL_GATHER; to++)
+    for (size_t r = 0; r < n; r++) memmove((char *)recv[to] + r * bytes, send[r], bytes);
+  if (kind == ALL_GATHER) return;
+  if (orr_fake_is_float(type_of(type))) reduce<double>(*this, orr_fake_get, orr_fake_put);
+  else reduce<int64_t>(*this, orr_fake_get_int, orr_fake_put_int);
+}
+
+/* Bytes of both buffers. */
+static void sizes_of(const Call &call, size_t *send, size_t *recv) {
+  size_t one = call.count * orr_fake_size(type_of(call.type)), n = (size_t)call.comm->clique->n;
+  *send = call.kind == REDUCE_SCATTER ? one * n : one;
+  *recv = call.kind == ALL_GATHER ? one * n : one;
+}
+
+/* In their device's memory; one buffer, its own part of it, or two that do not overlap. */
+static bool fits(const Call &call) {
+  size_t send, recv;
+  sizes_of(call, &send, &recv);
+  if (!orr_fake_may_use(call.comm->device, call.send, send, "NCCL's send buffer") ||
+      !orr_fake_may_use(call.comm->device, call.recv, recv, "NCCL's receive buffer"))
+    return false;
+  const char *from = (const char *)call.send, *to = (const char *)call.recv;
+  size_t rank = (size_t)call.comm->rank;
+  bool in_place = call.kind == ALL_GATHER       ? from == to + rank * send
+                  : call.kind == REDUCE_SCATTER ? to == from + rank * recv
+                                                : from == to;
+  if (in_place || from + send <= to || to + recv <= from) return true;
+  orr_fake_complain("NCCL: the buffers of rank %zu overlap", rank);
+  return false;
+}
+
 static ncclResult_t issue(const Call &call) {
+  if (!orr_fake_is(call.comm, kind_of_comm)) return ncclInvalidArgument;
   std::shared_ptr<Clique> clique = call.comm->clique;
   size_t k = call.comm->calls++, rank = (size_t)call.comm->rank, n = (size_t)clique->n;
   if (clique->aborted) return ncclInvalidUsage;
+  if (!orr_fake_is(call.stream, "a stream")) return ncclInvalidArgument;
   if (orr_fake_device_of(call.stream) != call.comm->device) {
     orr_fake_complain("NCCL: a stream of another device than the communicator's");
     return ncclInvalidArgument;
+  }
+  if (!fits(call)) return ncclInvalidArgument;
+  if (call.stream->capture) {
+    orr_fake_complain(
+        "NCCL: a call on a stream that is captured, which this fake cannot replay");
+    return ncclInvalidUsage;
   }
   if (clique->calls.size() <= k) {
     auto made = std::make_shared<Collective>();
@@ -116,13 +151,15 @@ static ncclResult_t issue(const Call &call) {
     clique->calls.push_back(made);
   }
   std::shared_ptr<Collective> c = clique->calls[k];
-  if (c->kind != call.kind || c->count != call.count || c->type != call.type) {
+  if (c->kind != call.kind || c->count != call.count || c->type != call.type ||
+      c->op != call.op) {
     orr_fake_complain("NCCL: call %zu of rank %zu differs from that of the others", k, rank);
     clique->error = ncclInvalidUsage;
     return ncclInvalidUsage;
   }
   c->send[rank] = call.send;
   c->recv[rank] = call.recv;
+  int device = call.comm->device;
   cudaError_t status = orr_fake_push(
       call.stream, "NCCL",
       [=]() {
@@ -130,7 +167,7 @@ static ncclResult_t issue(const Call &call) {
         c->done = true;
       },
       [=]() {
-        c->heads[rank] = true;
+        if (!orr_fake_is_lost(device)) c->heads[rank] = true;
         if (clique->aborted || c->done) return true;
         for (size_t r = 0; r < n; r++)
           if (!c->heads[r]) return false;
@@ -152,32 +189,39 @@ extern "C" {
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int n, const int *device) {
   CALL("ncclCommInitAll");
   auto clique = std::make_shared<Clique>(Clique{n, n, false, ncclSuccess, {}});
-  for (int r = 0; r < n; r++) {
+  for (int r = 0; r < n; r++)
     for (int k = 0; k < r; k++)
       if (device[k] == device[r]) {
         orr_fake_complain("NCCL: one GPU as two ranks");
         return ncclInvalidUsage;
       }
+  for (int r = 0; r < n; r++) {
     comm[r] = new orr_fake_comm{clique, r, device[r], 0};
+    orr_fake_born(comm[r], kind_of_comm);
   }
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   CALL("ncclCommDestroy");
+  if (!orr_fake_is(comm, kind_of_comm)) return ncclInvalidArgument;
+  orr_fake_gone(comm);
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   CALL("ncclCommAbort");
+  if (!orr_fake_is(comm, kind_of_comm)) return ncclInvalidArgument;
   comm->clique->aborted = true;
+  orr_fake_gone(comm);
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   CALL("ncclCommGetAsyncError");
+  if (!orr_fake_is(comm, kind_of_comm)) return ncclInvalidArgument;
   *error = comm->clique->error;
   return ncclSuccess;
 }
@@ -199,6 +243,11 @@ ncclResult_t ncclGroupEnd(void) {
   bool fails = orr_fake_fails("ncclGroupEnd");
   ncclResult_t result = fails ? ncclSystemError : ncclSuccess;
   if (--depth > 0) return result;
+  if (depth < 0) {
+    orr_fake_complain("ncclGroupEnd without ncclGroupStart");
+    depth = 0;
+    return ncclInvalidUsage;
+  }
   std::vector<Call> calls;
   calls.swap(waiting);
   for (const Call &call : calls)
@@ -224,4 +273,4 @@ ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclD
   return add({comm, stream, REDUCE_SCATTER, send, recv, count, type, op});
 }
 
-}  // extern "C"
+} // extern "C"

@@ -1,95 +1,45 @@
-/* streams.cpp: lazy streams, events, copies and graphs of the fake runtime.
+/* streams.cpp: lazy streams, events and copies of the fake runtime. Capture: graphs.cpp.
  *
  * Invariant: a call only queues. What is queued runs while somebody synchronises or asks: the
  * heads of the streams in an order picked by ORRERY_FAKE_SEED, bound by stream order and event
- * waits alone, so that a missing wait gives wrong numbers. While a stream is captured its calls
- * become nodes, and a launch runs them with the same freedom.
+ * waits alone, so that a missing wait gives wrong numbers. Who waits for what cannot run any
+ * more (ORRERY_FAKE_PATIENCE looks, 0.1 ms apart) gets an error.
  * To add an asynchronous call: orr_fake_push.
  */
-#include <cstdlib>
-#include <cstring>
+#include <algorithm>
 #include <chrono>
-#include <deque>
+#include <cstring>
 #include <memory>
-#include <set>
 #include <thread>
-#include <vector>
 
-#include "device.h"
+#include "stream.h"
 
-namespace {
-
-struct Item {
-  const char *name;
-  std::function<void()> run;
-  std::function<bool()> ready;
-};
-
-}  // namespace
-
-/* What was captured, in the order of the calls, which is one that its dependencies allow. */
-struct orr_fake_graph {
-  cudaStream_t origin;
-  std::vector<Item> items;
-};
-
-struct orr_fake_graph_exec {
-  orr_fake_graph graph;
-};
-
-struct orr_fake_stream {
-  int device;
-  bool live;
-  std::deque<Item> queue;
-  uint64_t pushed, done;
-  orr_fake_graph *capture;
-};
-
-struct orr_fake_event {
-  int device;
-  bool live;
-  cudaStream_t stream; /* NULL: never recorded, complete */
-  uint64_t seq;
-  orr_fake_graph *capture; /* recorded there */
-};
+std::vector<cudaStream_t> &orr_fake_streams = *new std::vector<cudaStream_t>;
 
 namespace {
 
-std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
-std::set<cudaEvent_t> &events = *new std::set<cudaEvent_t>;
-long live;
-uint64_t random_state;
 bool running;
 
-uint64_t next_random() {
-  if (!random_state) random_state = (uint64_t)orr_fake_number("ORRERY_FAKE_SEED", 1) * 2 + 1;
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return random_state * 0x2545F4914F6CDD1Dull >> 32;
-}
+bool is_stream(cudaStream_t s) { return orr_fake_is(s, "a stream"); }
+bool is_event(cudaEvent_t e) { return orr_fake_is(e, "an event"); }
 
-bool is_stream(cudaStream_t s) {
-  if (streams.count(s) && s->live) return true;
-  orr_fake_complain("a stream that is not there");
-  return false;
-}
-
-bool is_event(cudaEvent_t e) {
-  if (events.count(e) && e->live) return true;
-  orr_fake_complain("an event that is not there");
-  return false;
-}
-
+/* Work of a lost device goes without running. */
 bool can_run(cudaStream_t s) {
-  return !s->queue.empty() && (!s->queue.front().ready || s->queue.front().ready());
+  if (s->queue.empty()) return false;
+  const Item &head = s->queue.front();
+  return !head.ready || orr_fake_is_lost(s->device) || head.ready();
 }
 
 bool any_can_run() {
   if (running) return false;
-  for (cudaStream_t s : streams)
+  for (cudaStream_t s : orr_fake_streams)
     if (can_run(s)) return true;
   return false;
+}
+
+void pop(cudaStream_t s) {
+  s->queue.pop_front();
+  s->done++;
 }
 
 /* Runs one head that can run; false: there is none. */
@@ -97,16 +47,21 @@ bool step() {
   static std::vector<cudaStream_t> &able = *new std::vector<cudaStream_t>;
   if (running) return false;
   able.clear();
-  for (cudaStream_t s : streams)
+  for (cudaStream_t s : orr_fake_streams)
     if (can_run(s)) able.push_back(s);
   if (able.empty()) return false;
-  cudaStream_t s = able[next_random() % able.size()];
-  Item item = std::move(s->queue.front());
-  s->queue.pop_front();
+  cudaStream_t s = able[orr_fake_random() % able.size()];
+  bool ended = true;
   running = true;
-  if (item.run && !orr_fake_is_lost(s->device)) item.run();
+  if (orr_fake_is_lost(s->device)) {
+  } else if (s->queue.front().part) {
+    ended = s->queue.front().part();
+  } else {
+    Item item = s->queue.front();
+    orr_fake_run_item(item, s->device);
+  }
   running = false;
-  s->done++;
+  if (ended) pop(s);
   return true;
 }
 
@@ -117,14 +72,15 @@ struct Open { /* device memory, for the time of draining */
 
 void say_stuck() {
   std::string text = "nothing can run, and a stream is waited for; the heads are";
-  for (cudaStream_t s : streams)
+  for (cudaStream_t s : orr_fake_streams)
     if (!s->queue.empty())
       text += " [device " + std::to_string(s->device) + ": " + s->queue.front().name + "]";
   orr_fake_complain("%s", text.c_str());
 }
 
 /* Other threads may have to bring work first: the lock is given up between looks. */
-template <typename Done> cudaError_t drain_until(Done done) {
+template <typename Done>
+cudaError_t drain_until(Done done) {
   for (long idle = 0; !done(); idle++) {
     if (any_can_run()) {
       Open memory;
@@ -143,11 +99,31 @@ template <typename Done> cudaError_t drain_until(Done done) {
   return cudaSuccess;
 }
 
+/* As a GPU gets on by itself while it is asked. */
+template <typename Done>
+void run_some(Done done) {
+  if (done() || !any_can_run()) return;
+  Open memory;
+  for (uint64_t n = 1 + orr_fake_random() % 16; n > 0 && !done() && step(); n--) {}
+}
+
 bool is_complete(cudaEvent_t e) { return !e->stream || e->stream->done >= e->seq; }
 
-}  // namespace
+} // namespace
 
-long orr_fake_live_streams(void) { return live; }
+uint64_t orr_fake_random(void) {
+  static uint64_t state;
+  if (!state) state = (uint64_t)orr_fake_number("ORRERY_FAKE_SEED", 1) * 2 + 1;
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return state * 0x2545F4914F6CDD1Dull >> 32;
+}
+
+void orr_fake_run_item(const Item &item, int device) {
+  orr_fake_unlock_for(item.is_kernel ? device : -1);
+  if (item.run) item.run();
+}
 
 void orr_fake_drain_all(void) {
   if (!any_can_run()) return;
@@ -157,18 +133,30 @@ void orr_fake_drain_all(void) {
 
 int orr_fake_device_of(cudaStream_t stream) { return stream->device; }
 
-cudaError_t orr_fake_push(cudaStream_t s, const char *name, std::function<void()> work,
-                          std::function<bool()> ready) {
+cudaError_t orr_fake_push_item(cudaStream_t s, Item item) {
   if (!is_stream(s)) return orr_fake_note(cudaErrorInvalidResourceHandle);
   if (orr_fake_is_lost(s->device)) return orr_fake_note(cudaErrorIllegalAddress);
-  Item item{name, std::move(work), std::move(ready)};
   if (s->capture) {
-    s->capture->items.push_back(std::move(item));
+    orr_fake_capture(s, item);
     return cudaSuccess;
   }
   s->queue.push_back(std::move(item));
   s->pushed++;
   return cudaSuccess;
+}
+
+cudaError_t orr_fake_push(cudaStream_t s, const char *name, std::function<void()> work,
+                          std::function<bool()> ready) {
+  return orr_fake_push_item(s, Item{name, std::move(work), std::move(ready), false, nullptr});
+}
+
+cudaError_t orr_fake_wait_for(int device) {
+  if (orr_fake_is_lost(device)) return cudaErrorIllegalAddress;
+  return drain_until([=]() {
+    for (cudaStream_t s : orr_fake_streams)
+      if (s->device == device && !s->queue.empty()) return false;
+    return true;
+  });
 }
 
 void orr_fake_launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared,
@@ -183,18 +171,26 @@ void orr_fake_launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared,
     return;
   }
   if (orr_fake_current() != stream->device) {
-    orr_fake_complain("a kernel is launched on a stream of device %d while device %d is current",
-                      stream->device, orr_fake_current());
+    orr_fake_complain(
+        "a kernel is launched on a stream of device %d while device %d is current",
+        stream->device, orr_fake_current());
     orr_fake_note(cudaErrorInvalidResourceHandle);
     return;
   }
+  std::string refusal = orr_fake_refusal(grid, block, shared);
+  if (!refusal.empty()) {
+    orr_fake_complain("a kernel cannot be launched with %s", refusal.c_str());
+    orr_fake_note(cudaErrorInvalidConfiguration);
+    return;
+  }
   int device = stream->device;
-  orr_fake_push(stream, "kernel", [=]() {
+  auto run = [=]() {
     std::string wrong = orr_fake_run(grid, block, shared, kernel);
     if (wrong.empty()) return;
     orr_fake_complain("a kernel on device %d: %s", device, wrong.c_str());
     orr_fake_lose(device, wrong.c_str());
-  });
+  };
+  orr_fake_push_item(stream, Item{"kernel", run, nullptr, true, nullptr});
 }
 
 extern "C" {
@@ -203,6 +199,8 @@ extern "C" {
 #define CALL(name) FAKE_CALL(name, orr_fake_note(cudaErrorUnknown))
 #define ALIVE(ordinal) \
   if (orr_fake_is_lost(ordinal)) CHECKED(cudaErrorIllegalAddress)
+#define SAFE(name) \
+  if (orr_fake_is_unsafe(name)) CHECKED(cudaErrorStreamCaptureUnsupported)
 
 /* ---- streams and events ---- */
 
@@ -211,9 +209,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
   (void)flags;
   (void)priority;
   ALIVE(orr_fake_current());
-  *out = new orr_fake_stream{orr_fake_current(), true, {}, 0, 0, nullptr};
-  streams.insert(*out);
-  live++;
+  *out = new orr_fake_stream{orr_fake_current(), {}, 0, 0, nullptr, 0};
+  orr_fake_streams.push_back(*out);
+  orr_fake_born(*out, "a stream");
   return cudaSuccess;
 }
 
@@ -224,13 +222,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
 cudaError_t cudaStreamDestroy(cudaStream_t s) {
   CALL("cudaStreamDestroy");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
-  s->live = false; /* its struct stays: events may name it */
-  live--;
+  orr_fake_gone(s);
+  if (s->queue.empty())
+    orr_fake_streams.erase(std::find(orr_fake_streams.begin(), orr_fake_streams.end(), s));
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   CALL("cudaStreamSynchronize");
+  SAFE("cudaStreamSynchronize");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   if (s->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
   ALIVE(s->device);
@@ -242,32 +242,38 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s) {
 
 cudaError_t cudaDeviceSynchronize(void) {
   CALL("cudaDeviceSynchronize");
+  SAFE("cudaDeviceSynchronize");
   int device = orr_fake_current();
   ALIVE(device);
-  cudaError_t status = drain_until([=]() {
-    for (cudaStream_t s : streams)
-      if (s->device == device && !s->queue.empty()) return false;
-    return true;
-  });
+  cudaError_t status = orr_fake_wait_for(device);
   ALIVE(device);
   CHECKED(status);
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t s) {
+  CALL("cudaStreamQuery");
+  SAFE("cudaStreamQuery");
+  if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
+  if (s->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
+  ALIVE(s->device);
+  run_some([=]() { return s->queue.empty(); });
+  ALIVE(s->device);
+  CHECKED(s->queue.empty() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
   CALL("cudaEventCreate");
   (void)flags;
   ALIVE(orr_fake_current());
-  *out = new orr_fake_event{orr_fake_current(), true, nullptr, 0, nullptr};
-  events.insert(*out);
-  live++;
+  *out = new orr_fake_event{orr_fake_current(), nullptr, 0, nullptr, 0};
+  orr_fake_born(*out, "an event");
   return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
   CALL("cudaEventDestroy");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
-  e->live = false;
-  live--;
+  orr_fake_gone(e); /* its struct stays: it may be waited for */
   return cudaSuccess;
 }
 
@@ -279,10 +285,15 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
                       s->device);
     CHECKED(cudaErrorInvalidResourceHandle);
   }
+  e->capture = s->capture;
+  e->stream = nullptr;
+  if (s->capture) {
+    e->node = s->capture->last[(size_t)s->lane];
+    return cudaSuccess;
+  }
   cudaError_t status = orr_fake_push(s, "event", nullptr);
   if (status != cudaSuccess) CHECKED(status);
-  e->capture = s->capture;
-  e->stream = s->capture ? nullptr : s;
+  e->stream = s;
   e->seq = s->pushed;
   return cudaSuccess;
 }
@@ -291,40 +302,38 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
   CALL("cudaStreamWaitEvent");
   (void)flags;
   if (!is_event(e) || !is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
-  if (e->capture) {
-    if (s->capture && s->capture != e->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
-    s->capture = e->capture; /* a stream that waits for captured work joins the capture */
-    return cudaSuccess;
-  }
+  if (e->capture || s->capture) CHECKED(orr_fake_capture_wait(s, e));
   cudaStream_t from = e->stream;
   uint64_t seq = e->seq;
   if (!from) return cudaSuccess;
-  if (s->capture) {
-    orr_fake_complain("a captured stream waits for an event that was recorded outside");
-    CHECKED(cudaErrorStreamCaptureUnsupported);
-  }
   CHECKED(orr_fake_push(s, "event wait", nullptr, [=]() { return from->done >= seq; }));
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   CALL("cudaEventQuery");
+  SAFE("cudaEventQuery");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
+  if (e->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
   ALIVE(e->device);
-  if (!is_complete(e) && any_can_run()) {
-    Open memory;
-    for (uint64_t n = 1 + next_random() % 16; n > 0 && !is_complete(e) && step(); n--) {}
-  }
+  run_some([=]() { return is_complete(e); });
   ALIVE(e->device);
-  return is_complete(e) ? cudaSuccess : cudaErrorNotReady;
+  CHECKED(is_complete(e) ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   CALL("cudaEventSynchronize");
+  SAFE("cudaEventSynchronize");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
+  if (e->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
   ALIVE(e->device);
   cudaError_t status = drain_until([=]() { return is_complete(e); });
   ALIVE(e->device);
   CHECKED(status);
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t f, void *data) {
+  CALL("cudaLaunchHostFunc");
+  CHECKED(orr_fake_push(s, "host function", [=]() { f(data); }));
 }
 
 /* ---- copies ---- */
@@ -342,7 +351,8 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t s
     uint64_t all = s->pushed; /* pageable memory is written before the call returns */
     return drain_until([=]() { return s->done >= all; });
   }
-  auto kept = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
+  auto kept =
+      std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
   return orr_fake_push(s, "copy", [=]() { memcpy(to, kept->data(), bytes); });
 }
 
@@ -352,7 +362,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   ALIVE(s->device);
   bool to_device = orr_fake_is_arena(to), from_device = orr_fake_is_arena(from);
-  bool fits = kind == cudaMemcpyDefault || (kind == cudaMemcpyHostToDevice && to_device && !from_device) ||
+  bool fits = kind == cudaMemcpyDefault ||
+              (kind == cudaMemcpyHostToDevice && to_device && !from_device) ||
               (kind == cudaMemcpyDeviceToHost && !to_device && from_device) ||
               (kind == cudaMemcpyDeviceToDevice && to_device && from_device);
   if (!fits) {
@@ -365,12 +376,24 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
                                 size_t bytes, cudaStream_t s) {
   CALL("cudaMemcpyPeerAsync");
-  (void)to_device;
-  (void)from_device;
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   ALIVE(s->device);
-  if (!orr_fake_is_arena(to) || !orr_fake_is_arena(from)) CHECKED(cudaErrorInvalidValue);
+  if (orr_fake_owner(to) != to_device || orr_fake_owner(from) != from_device) {
+    orr_fake_complain("a copy from device %d to device %d of memory that is not theirs",
+                      from_device, to_device);
+    CHECKED(cudaErrorInvalidValue);
+  }
   CHECKED(bytes ? copy(to, from, bytes, s) : cudaSuccess);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+  cudaStream_t s;
+  cudaError_t status = cudaStreamCreateWithFlags(&s, 0);
+  if (status != cudaSuccess) return status;
+  status = cudaMemcpyAsync(to, from, bytes, kind, s);
+  if (status == cudaSuccess) status = cudaStreamSynchronize(s);
+  cudaStreamDestroy(s);
+  return status;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
@@ -382,57 +405,4 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
   CHECKED(orr_fake_push(s, "memset", [=]() { memset(to, value, bytes); }));
 }
 
-/* ---- graphs ---- */
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
-  CALL("cudaStreamBeginCapture");
-  (void)mode;
-  if (!is_stream(s) || s->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
-  s->capture = new orr_fake_graph{s, {}};
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
-  CALL("cudaStreamEndCapture");
-  if (!is_stream(s) || !s->capture || s->capture->origin != s)
-    CHECKED(cudaErrorStreamCaptureUnsupported);
-  *out = s->capture;
-  for (cudaStream_t each : streams)
-    if (each->capture == *out) each->capture = nullptr;
-  live++;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph,
-                                 unsigned long long flags) {
-  CALL("cudaGraphInstantiate");
-  (void)flags;
-  *out = new orr_fake_graph_exec{*graph};
-  live++;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
-  CALL("cudaGraphLaunch");
-  auto graph = std::make_shared<orr_fake_graph>(exec->graph);
-  CHECKED(orr_fake_push(s, "graph", [=]() {
-    for (Item &item : graph->items)
-      if (item.run) item.run();
-  }));
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  CALL("cudaGraphDestroy");
-  delete graph;
-  live--;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  CALL("cudaGraphExecDestroy");
-  delete exec;
-  live--;
-  return cudaSuccess;
-}
-
-}  // extern "C"
+} // extern "C"

@@ -4,8 +4,8 @@
  * Invariant: a check here holds for every order of lanes, so it is run in all of them.
  * To add a check: check.h.
  */
-#include "check.h"
 #include "../fake.h"
+#include "check.h"
 
 static void expect(const std::string &said, const char *words) {
   bool fits = *words ? said.find(words) != std::string::npos : said.empty();
@@ -14,7 +14,8 @@ static void expect(const std::string &said, const char *words) {
 
 static const char *const orders[] = {"forward", "reverse", "1", "77"};
 
-template <typename F> static void in_each_order(F f) {
+template <typename F>
+static void in_each_order(F f) {
   for (const char *order : orders) {
     setenv("ORRERY_FAKE_LANES", order, 1);
     f();
@@ -119,19 +120,19 @@ static void shuffles(Random &r) {
   unsigned by = (unsigned)r.below(32);
   int width = 1 << r.below(6);
   in_each_order([=]() {
-    expect(orr_fake_run(
-               dim3(1), dim3(32), 0,
-               [=]() {
-                 int me = (int)threadIdx.x, base = me / width * width;
-                 int up = __shfl_up_sync(~0u, me, by, width);
-                 int down = __shfl_down_sync(~0u, me, by, width);
-                 double one = __shfl_sync(~0u, me + 0.5, (int)by, width);
-                 bool fits = up == (me - (int)by >= base ? me - (int)by : me) &&
-                             down == (me + (int)by < base + width ? me + (int)by : me) &&
-                             one == base + (int)by % width + 0.5 &&
-                             __ballot_sync(~0u, me & 1) == 0xAAAAAAAAu;
-                 if (!fits) orr_fake_go_wrong("a shuffle brings something else");
-               }),
+    expect(orr_fake_run(dim3(1), dim3(32), 0,
+                        [=]() {
+                          int me = (int)threadIdx.x, base = me / width * width;
+                          int up = __shfl_up_sync(~0u, me, by, width);
+                          int down = __shfl_down_sync(~0u, me, by, width);
+                          double one = __shfl_sync(~0u, me + 0.5, (int)by, width);
+                          bool fits =
+                              up == (me - (int)by >= base ? me - (int)by : me) &&
+                              down == (me + (int)by < base + width ? me + (int)by : me) &&
+                              one == base + (int)by % width + 0.5 &&
+                              __ballot_sync(~0u, me & 1) == 0xAAAAAAAAu;
+                          if (!fits) orr_fake_go_wrong("a shuffle brings something else");
+                        }),
            "");
   });
 }
@@ -149,9 +150,9 @@ static void shared_memory(Random &) {
                         mine[threadIdx.x] = dynamic[threadIdx.x] = 7;
                       }),
          "");
-  expect(orr_fake_run(dim3(1), dim3(1), 32 * 1024,
-                      []() { orr_fake_shared(&big, 16 * 1024 + 1); }),
-         "48 KiB");
+  expect(
+      orr_fake_run(dim3(1), dim3(1), 32 * 1024, []() { orr_fake_shared(&big, 16 * 1024 + 1); }),
+      "48 KiB");
 }
 
 static void refusals(Random &) {
@@ -170,14 +171,14 @@ static void all_run(Random &r) {
   size_t lanes = block.x * block.y * block.z, all = grid.x * grid.y * grid.z * lanes;
   in_each_order([&]() {
     std::vector<int> runs(all);
-    expect(orr_fake_run(grid, block, 0,
-                        [&]() {
-                          size_t b = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-                          size_t t = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x +
-                                     threadIdx.x;
-                          __syncthreads();
-                          runs[b * lanes + t]++;
-                        }),
+    expect(orr_fake_run(
+               grid, block, 0,
+               [&]() {
+                 size_t b = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+                 size_t t = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+                 __syncthreads();
+                 runs[b * lanes + t]++;
+               }),
            "");
     for (int n : runs)
       if (n != 1) check_fail("a lane ran " + std::to_string(n) + " times");

@@ -71,7 +71,8 @@ static void blocks(Random &) {
   expect(orr_fake_run(dim3(2), dim3(32), 0,
                       [=]() { y[blockIdx.x * 32 + threadIdx.x] = shared_ints()[0] = 1; }),
          "shared memory: thread");
-  expect(orr_fake_run(dim3(2), dim3(32), 0, [=]() { y[blockIdx.x * 32 + threadIdx.x] = 1; }), "");
+  expect(orr_fake_run(dim3(2), dim3(32), 0, [=]() { y[blockIdx.x * 32 + threadIdx.x] = 1; }),
+         "");
   expect(orr_fake_run(dim3(2), dim3(32), 0, [=]() { y[threadIdx.x] = (int)blockIdx.x; }),
          "a race in global memory");
   expect(orr_fake_run(dim3(2), dim3(32), 0, [=]() { atomicAdd(y, 1); }), "");
@@ -90,6 +91,6 @@ static void bytes(Random &) {
          "race");
 }
 
-const std::vector<Check> checks = {{"barrier", 1, barrier},       {"reuse", 1, reuse},
-                                   {"warp", 1, warp},             {"other_warp", 1, other_warp},
-                                   {"blocks", 1, blocks},         {"bytes", 1, bytes}};
+const std::vector<Check> checks = {{"barrier", 1, barrier}, {"reuse", 1, reuse},
+                                   {"warp", 1, warp},       {"other_warp", 1, other_warp},
+                                   {"blocks", 1, blocks},   {"bytes", 1, bytes}};

@@ -81,13 +81,14 @@ std::string text_of(const Stamp &s, const char *does) {
 void tell(const Stamp &old, const char *did, const Stamp &now, const char *does, bool shared) {
   if (told == orr_fake_when.launch) return;
   told = orr_fake_when.launch;
-  orr_fake_go_wrong(std::string("a race in ") + (shared ? "shared" : "global") + " memory: " +
-                    text_of(old, did) + ", " + text_of(now, does) +
+  orr_fake_go_wrong(std::string("a race in ") + (shared ? "shared" : "global") +
+                    " memory: " + text_of(old, did) + ", " + text_of(now, does) +
                     ", and no barrier lies between");
 }
 
 void meet(Cell *c, const Stamp &now, bool writes, bool shared) {
-  if (c->launch != orr_fake_when.launch) *c = Cell{orr_fake_when.launch, nobody, {nobody, nobody}};
+  if (c->launch != orr_fake_when.launch)
+    *c = Cell{orr_fake_when.launch, nobody, {nobody, nobody}};
   if (!is_ordered(c->write, now, shared))
     tell(c->write, "writes", now, writes ? "writes" : "reads", shared);
   if (!writes) {
@@ -110,7 +111,7 @@ void access(const void *p, size_t bytes, bool writes, const void *where) {
   for (size_t k = 0; k < bytes; k++) meet(cell_at((uintptr_t)p + k), now, writes, shared);
 }
 
-}  // namespace
+} // namespace
 
 #define CALLER __builtin_return_address(0)
 #define ACCESSES(n)                                                       \
