@@ -4,6 +4,7 @@
 local orrery = require "orrery"
 local core = require "orrery.core"
 local behave = require "spec.support.behave"
+local device = require "spec.support.device"
 local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
 
 local f64 = { dtype = "f64" }
@@ -23,7 +24,7 @@ describe("behaviour 34", function()
     for _, order in ipairs { { 2, 0 }, { 4, 1, 3 }, { 1 } } do
       local plan = parallel("data<" .. table.concat(order, ",") .. ">")
       local names = {}
-      for k, id in ipairs(order) do names[k] = "cpu:" .. id end
+      for k, id in ipairs(order) do names[k] = device.name(id) end
       assert.same(names, plan:devices())
       local shards = plan:place(orrery.arange(1, 7)):shards()
       local first = 1
@@ -39,19 +40,19 @@ describe("behaviour 34", function()
     for _, n in ipairs(behave.counts) do
       behave.live()
       local before = {}
-      for k = 0, n - 1 do before[k] = orrery.memory("cpu:" .. k).live end
+      for k = 0, n - 1 do before[k] = orrery.memory(device.name(k)).live end
       orrery.manual_seed(60)
       local net = behave.plan(n)(behave.net())
       local opt = optim.Adam(net:parameters())
-      for k = 0, n - 1 do orrery.reset_peak("cpu:" .. k) end
+      for k = 0, n - 1 do orrery.reset_peak(device.name(k)) end
       nn.cross_entropy(net(orrery.randn(n * 4, 6, f64)), orrery.randint(1, 4, n * 4)):backward()
       opt:step()
       behave.live()
-      local first = orrery.memory "cpu:0"
+      local first = orrery.memory(device.name(0))
       for k = 1, n - 1 do
-        local m = orrery.memory("cpu:" .. k)
-        assert.equal(first.live - before[0], m.live - before[k], "live on cpu:" .. k)
-        assert.equal(first.peak - before[0], m.peak - before[k], "peak of cpu:" .. k)
+        local m = orrery.memory(device.name(k))
+        assert.equal(first.live - before[0], m.live - before[k], "live on " .. device.name(k))
+        assert.equal(first.peak - before[0], m.peak - before[k], "peak of " .. device.name(k))
       end
     end
   end)
@@ -70,23 +71,25 @@ describe("behaviour 34", function()
       end
       orrery.synchronize()
       for _, k in ipairs { 0, 2, 4 } do
-        local m = orrery.memory("cpu:" .. k)
+        local m = orrery.memory(k)
         io.write(m.live + m.peak + m.cached, " ")
       end
-      io.write(orrery.memory("cpu:1").peak > 0 and "used" or "unused")
+      io.write(orrery.memory(1).peak > 0 and "used" or "unused")
     ]], { ORRERY_CPU_DEVICES = "5" })
     assert.equal("0 0 0 used", untouched)
   end)
 
   it("duplicates in one node are refused by name", function()
-    for text, name in pairs { ["data<0,0>"] = "0", ["data<2,1,2>"] = "2", ["data<cpu:2,2>"] = "cpu:2",
+    local two = device.name(2)
+    for text, name in pairs { ["data<0,0>"] = "0", ["data<2,1,2>"] = "2", ["data<" .. two .. ",2>"] = two,
       ["data<2,0..2>"] = "2" } do
       behave.raises(function() parallel(text) end, "device " .. name .. " stands twice", text)
     end
   end)
 
   it("a device that is not there: how many are visible, and why", function()
-    behave.raises(function() parallel "data<0,17>" end, "17", "8", "ORRERY_CPU_DEVICES=8")
+    behave.raises(function() parallel "data<0,17>" end, "17", "8",
+      device.kind == "cuda" and "cuda:7" or "ORRERY_CPU_DEVICES=8")
     behave.raises(function() orrery.zeros(2, { device = "cpu:9" }) end, "device 9 is not there",
       "8 CPU devices", "ORRERY_CPU_DEVICES=10")
     behave.raises(function() orrery.zeros(2):to "gpu:0" end, "gpu:0")
@@ -95,56 +98,60 @@ end)
 
 describe("behaviour 35", function()
   it("an op on tensors of two devices with no plan raises and names both", function()
-    local a, b = orrery.ones(2, { device = "cpu:1" }), orrery.ones(2, { device = "cpu:3" })
-    behave.raises(function() local _ = a + b end, "add", "cpu:1", "cpu:3")
-    behave.raises(function() a:add_(b) end, "cpu:1", "cpu:3")
-    behave.raises(function() orrery.cat { a, b } end, "cpu:1", "cpu:3")
-    behave.raises(function() a:view(1, 2):matmul(b:view(2, 1)) end, "matmul", "cpu:1", "cpu:3")
-    behave.raises(function() orrery.where(a:gt(0), a, b) end, "cpu:1", "cpu:3")
-    behave.raises(function() nn.mse_loss(a, b) end, "cpu:1", "cpu:3")
-    behave.near({ 2, 2 }, a + b:to "cpu:1", 0) -- and the next one works
+    local one, three = device.name(1), device.name(3)
+    local a, b = orrery.ones(2, { device = one }), orrery.ones(2, { device = three })
+    behave.raises(function() local _ = a + b end, "add", one, three)
+    behave.raises(function() a:add_(b) end, one, three)
+    behave.raises(function() orrery.cat { a, b } end, one, three)
+    behave.raises(function() a:view(1, 2):matmul(b:view(2, 1)) end, "matmul", one, three)
+    behave.raises(function() orrery.where(a:gt(0), a, b) end, one, three)
+    behave.raises(function() nn.mse_loss(a, b) end, one, three)
+    behave.near({ 2, 2 }, a + b:to(one), 0) -- and the next one works
   end)
 
   it("so do tensors of two plans, and of a plan and a device", function()
+    local first, second = device.name(0) .. "," .. device.name(1), device.name(2) .. "," .. device.name(3)
     local a = behave.place(orrery.ones(4), 2, "shard(1)")
     local b = parallel "data<2,3>":place(orrery.ones(4))
-    behave.raises(function() local _ = a * b end, "mul", "cpu:0,cpu:1", "cpu:2,cpu:3")
-    behave.raises(function() local _ = a * orrery.ones(4, { device = "cpu:4" }) end, "cpu:0,cpu:1", "cpu:4")
+    behave.raises(function() local _ = a * b end, "mul", first, second)
+    local fifth = device.name(4)
+    behave.raises(function() local _ = a * orrery.ones(4, { device = fifth }) end, first, fifth)
   end)
 
   it("a module and its input on two devices", function()
-    local net = nn.Linear(3, 2):to "cpu:1"
-    behave.raises(function() net(orrery.ones(2, 3, { device = "cpu:2" })) end, "linear", "cpu:1", "cpu:2")
+    local one, two = device.name(1), device.name(2)
+    local net = nn.Linear(3, 2):to(one)
+    behave.raises(function() net(orrery.ones(2, 3, { device = two })) end, "linear", one, two)
     assert.same({ 2, 2 }, net(orrery.ones(2, 3)):size()) -- a host tensor joins
   end)
 end)
 
 describe("behaviour 37", function()
   after_each(function()
-    for k = 0, 7 do core.set_memory_limit("cpu:" .. k, 0) end
+    for k = 0, 7 do core.set_memory_limit(device.name(k), 0) end
     core.set_memory_limit("cpu", 0)
   end)
 
   it("says device, bytes asked, in use and free, op, largest categories and a remedy; tensors stay intact",
     function()
-    for _, device in ipairs { "cpu", "cpu:2" } do
+    for _, name in ipairs { "cpu", device.name(2) } do
       behave.live()
       orrery.empty_cache()
-      local kept = orrery.arange(1, 1000, { dtype = "f32", device = device })
+      local kept = orrery.arange(1, 1000, { dtype = "f32", device = name })
       orrery.synchronize()
-      core.set_memory_limit(device, orrery.memory(device).live + 2 ^ 20)
-      local big = orrery.ones(2 ^ 17, { device = device }) -- 512 KiB
+      core.set_memory_limit(name, orrery.memory(name).live + 2 ^ 20)
+      local big = orrery.ones(2 ^ 17, { device = name }) -- 512 KiB
       local message = behave.raises(function() local _ = orrery.cat { big, big, big } end,
-        device .. " is out of memory", "asked for 1.5 MiB", "in use", "limit", "largest", "Free ",
+        name .. " is out of memory", "asked for 1.5 MiB", "in use", "limit", "largest", "Free ",
           "smaller batch")
       assert.truthy(message:find("cat", 1, true), message)
-      core.set_memory_limit(device, 0)
+      core.set_memory_limit(name, 0)
       assert.equal(500500, kept:to("f64"):sum():item())
       assert.equal(2 ^ 17, big:to("f64"):sum():item())
-      core.set_memory_limit(device, orrery.memory(device).live + 2 ^ 20)
+      core.set_memory_limit(name, orrery.memory(name).live + 2 ^ 20)
       local part = big[{ { 1, 2 ^ 15 } }]
       assert.equal(2 ^ 16, orrery.cat({ part, part }):sum():item()) -- smaller works
-      core.set_memory_limit(device, 0)
+      core.set_memory_limit(name, 0)
     end
   end)
 
@@ -166,7 +173,7 @@ describe("behaviour 37", function()
       end
       step(4)
       behave.live()
-      local last = "cpu:" .. n - 1
+      local last = device.name(n - 1)
       core.set_memory_limit(last, orrery.memory(last).live + 6 * 2 ^ 20)
       local weights = net:state()
       local x = orrery.ones(1024 * n, 16)
@@ -179,12 +186,12 @@ describe("behaviour 37", function()
   end)
 
   it("collects what the script has dropped before giving up", function()
-    local device = "cpu:3"
+    local name = device.name(3)
     behave.live()
-    orrery.empty_cache(device)
-    core.set_memory_limit(device, orrery.memory(device).live + 2 ^ 20)
+    orrery.empty_cache(name)
+    core.set_memory_limit(name, orrery.memory(name).live + 2 ^ 20)
     for _ = 1, 50 do
-      local x = orrery.ones(2 ^ 17, { device = device }) -- half of what there is
+      local x = orrery.ones(2 ^ 17, { device = name }) -- half of what there is
       assert.equal(1, x[5]:item())
     end
   end)

@@ -4,6 +4,7 @@
 -- To add a case: compare with the same op on the host, forward and backward.
 local orrery = require "orrery"
 local behave = require "spec.support.behave"
+local device = require "spec.support.device"
 local nn = orrery.nn
 
 local unpack = behave.unpack
@@ -129,7 +130,8 @@ describe("behaviour 15", function()
   it("-1 and 2 on two devices: the relu of their sum is 1, not 2", function()
     local a, b = orrery.tensor({ -1 }, f64), orrery.tensor({ 2 }, f64)
     local core = require "orrery.core"
-    local x = core.from_shards(behave.mesh(2), { 1 }, { a:to("cpu:0"), b:to("cpu:1") }, "partial(sum)")
+    local x = core.from_shards(behave.mesh(2), { 1 }, { a:to(device.name(0)), b:to(device.name(1)) },
+      "partial(sum)")
     assert.equal(1, x:relu():item())
     assert.equal(1, x:item())
     assert.equal("0.5", tostring(x:mul(0.5):item()))
@@ -351,7 +353,8 @@ describe("behaviour 20", function()
     local sizes = {}
     for k, shard in ipairs(p:shards()) do sizes[k] = shard.tensor:size(1) end
     assert.same({ 2, 1, 1, 1 }, sizes)
-    for _, y in ipairs { p:full(), p:redistribute("replicate"), p:to("cpu:5"), p:redistribute("shard(2)") } do
+    for _, y in ipairs { p:full(), p:redistribute("replicate"), p:to(device.name(5)),
+      p:redistribute("shard(2)") } do
       assert.same({ 5, 2 }, y:size())
       behave.near(x, y, 0)
     end

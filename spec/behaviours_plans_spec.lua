@@ -4,6 +4,7 @@
 local orrery = require "orrery"
 local core = require "orrery.core"
 local behave = require "spec.support.behave"
+local device = require "spec.support.device"
 local planned = require "spec.support.planned"
 local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
 
@@ -327,10 +328,10 @@ describe("behaviour 34", function()
     plan(net, x)
     plan:step(net, mean, x, orrery.randint(1, 4, 9))
     orrery.synchronize()
-    assert.equal("cpu:5", net[1].weight:shards()[1].device)
-    assert.equal("cpu:3", net[11].weight:shards()[1].device)
+    assert.equal(device.name(5), net[1].weight:shards()[1].device)
+    assert.equal(device.name(3), net[11].weight:shards()[1].device)
     for k = 0, 7 do
-      if k ~= 5 and k ~= 3 then assert.equal(before[k], orrery.memory(k).peak, "cpu:" .. k) end
+      if k ~= 5 and k ~= 3 then assert.equal(before[k], orrery.memory(k).peak, device.name(k)) end
     end
   end)
 end)
@@ -405,7 +406,7 @@ describe("behaviour 41, of one process", function()
     local ok, message = pcall(function() return plan:step(net, mean_square, x, x):item() end)
     orrery.set_memory_limit(1, nil)
     assert.is_false(ok)
-    assert.truthy(tostring(message):find("cpu:1", 1, true), message)
+    assert.truthy(tostring(message):find(device.name(1), 1, true), message)
     assert.is_nil(net[1].weight.grad)
     assert.is_true(plan:step(net, mean_square, x, x):item() > 0)
   end)

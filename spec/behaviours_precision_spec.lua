@@ -4,6 +4,7 @@
 local orrery = require "orrery"
 local core = require "orrery.core"
 local behave = require "spec.support.behave"
+local device = require "spec.support.device"
 local nn, optim = orrery.nn, orrery.optim
 
 local f64 = { dtype = "f64" }
@@ -25,7 +26,7 @@ describe("behaviour 30", function()
       end
       assert.near(math.sqrt(sum * #list), core.grad_norm(list):item(), 1e-12)
     end
-    local mesh = core.mesh({ "data", "tensor" }, { 2, 2 }, { "cpu:0", "cpu:1", "cpu:2", "cpu:3" })
+    local mesh = core.mesh({ "data", "tensor" }, { 2, 2 }, behave.names(4))
     for _, words in ipairs { { "replicate", "shard(1)" }, { "shard(1)", "replicate" },
       { "shard(2)", "shard(1)" },
       { "shard(1)", "shard(1)" }, { "replicate", "replicate" } } do
@@ -139,7 +140,7 @@ describe("behaviour 32", function()
   local function terms(dtype, values)
     local parts = {}
     for k, v in ipairs(values) do
-      parts[k] = orrery.full(v, 3, { dtype = dtype }):to("cpu:" .. k - 1):clone()
+      parts[k] = orrery.full(v, 3, { dtype = dtype }):to(device.name(k - 1)):clone()
     end
     return core.from_shards(behave.mesh(#values), { 3 }, parts, "partial(sum)")
   end

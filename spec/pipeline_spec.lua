@@ -4,6 +4,7 @@
 local orrery = require "orrery"
 local core = require "orrery.core"
 local behave = require "spec.support.behave"
+local device = require "spec.support.device"
 local schedule = require "orrery.parallel.schedule"
 local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
 
@@ -416,7 +417,7 @@ describe("recompute refuses a layer that", function()
 
   it("uses tensors of others, whose gradients would be lost", function()
     local other = nn.Linear(4, 4)
-    refused(nn.Module(function(x) return x:matmul(other.weight:to "cpu:0") end), "recompute", "'2'", "lost")
+    refused(nn.Module(function(x) return x:matmul(other.weight:to(device.name(0))) end), "recompute", "'2'", "lost")
   end)
 end)
 
@@ -428,7 +429,7 @@ describe("core.to_stage", function()
     local host, first = orrery.ones(2), parallel("model<6,7>"):place(orrery.ones(4, 2))
     assert.is_true(rawequal(host, core.to_stage(host, stages[2].mesh)))
     assert.is_true(rawequal(first, core.to_stage(first, stages[1].mesh)))
-    assert.equal("cpu:7", core.to_stage(first, stages[2].mesh):shards()[1].device)
+    assert.equal(device.name(7), core.to_stage(first, stages[2].mesh):shards()[1].device)
   end)
 end)
 

@@ -19,12 +19,15 @@ function behave.plan(n, options)
   return orrery.parallel("data<" .. ids .. (options and "; " .. options or "") .. ">")
 end
 
---- A mesh of one axis over cpu:0..n-1.
-function behave.mesh(n, axis)
+--- The names of the first n devices.
+function behave.names(n)
   local names = {}
   for k = 1, n do names[k] = device.name(k - 1) end
-  return core.mesh({ axis or "data" }, { n }, names)
+  return names
 end
+
+--- A mesh of one axis over the first n devices.
+function behave.mesh(n, axis) return core.mesh({ axis or "data" }, { n }, behave.names(n)) end
 
 --- x (a host tensor) on n devices under `word`; without grad.
 function behave.place(x, n, word) return core.distribute(x, behave.mesh(n), word) end
