@@ -68,7 +68,7 @@ static int set_grad_mode(lua_State *L) {
 
 /* set_autocast(dtype or nil) gives what it was. */
 static int set_autocast(lua_State *L) {
-  orr_dtype dtype;
+  orr_dtype dtype = ORR_F32;
   int narrow = -1;
   if (!lua_isnoneornil(L, 1)) {
     orr_lua_try(L, orr_dtype_parse(luaL_checkstring(L, 1), &dtype));

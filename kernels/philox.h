@@ -34,7 +34,7 @@ ORR_SCALAR uint64_t orr_mul_high64(uint64_t a, uint64_t b) {
 
 /* One block, as the paper's table gives it; what the CUDA side calls. */
 ORR_SCALAR void orr_philox_block(const uint32_t key[2], const uint32_t counter[4],
-                                    uint32_t out[4]) {
+                                 uint32_t out[4]) {
   uint32_t k0 = key[0], k1 = key[1];
   uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
   for (int round = 0; round < 10; round++) {

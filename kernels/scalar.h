@@ -7,7 +7,7 @@
  * Method: argument reduction as in W. J. Cody and W. Waite, "Software Manual for the Elementary
  * Functions", 1980; each polynomial was interpolated at Chebyshev nodes of the reduced
  * interval.
- * To add one: orr_NAME_f32 here, and a line for f64 below; device_math.cuh maps M(name) on CUDA.
+ * To add one: orr_NAME_f32 here, and a line for f64 below; device_math.cuh maps M(name).
  */
 #ifndef ORR_SCALAR_H
 #define ORR_SCALAR_H

@@ -15,7 +15,9 @@ describe("autocast", function()
     { "layer norm of a product", "f32", function(x) return nn.LayerNorm(3)(x:matmul(orrery.ones(4, 3))) end },
     { "a bf16 and an f32 added", "f32", function(x) return x:matmul(orrery.ones(4, 4)) + x end },
     { "relu of a product", "bf16", function(x) return x:matmul(orrery.ones(4, 4)):relu() end },
-    { "f64 products", "f64", function(x) return x:to("f64"):matmul(orrery.ones(4, 3, { dtype = "f64" })) end },
+    { "f64 products", "f64", function(x)
+      return x:to("f64"):matmul(orrery.ones(4, 3, { dtype = "f64" }))
+    end },
   }
   for _, case in ipairs(gives) do
     it(case[1] .. " gives " .. case[2], function()

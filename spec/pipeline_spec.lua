@@ -26,21 +26,21 @@ local function follow(order, stages, devices)
   local done, free, holds, most, last = { forward = {}, backward = {} }, {}, {}, {}, 0
   for _, task in ipairs(order) do
     local s, m, kind = task.stage, task.micro, task.kind
-    local device = (s - 1) % devices + 1
+    local lane = (s - 1) % devices + 1
     local needs = {}
     if kind == "forward" and s > 1 then needs[1] = done.forward[(s - 1) * 100 + m] or false end
     if kind == "backward" then
       needs[1] = done.forward[s * 100 + m] or false
       if s < stages then needs[2] = done.backward[(s + 1) * 100 + m] or false end
     end
-    local start = free[device] or 0
+    local start = free[lane] or 0
     for _, time in ipairs(needs) do
       assert(time, ("%s of micro-batch %d on stage %d comes too early"):format(kind, m, s))
       start = math.max(start, time)
     end
     assert(not done[kind][s * 100 + m], "a task comes twice")
     done[kind][s * 100 + m] = start + 1
-    free[device] = start + 1
+    free[lane] = start + 1
     last = math.max(last, start + 1)
     holds[s] = (holds[s] or 0) + (kind == "forward" and 1 or -1)
     most[s] = math.max(most[s] or 0, holds[s])
@@ -417,7 +417,8 @@ describe("recompute refuses a layer that", function()
 
   it("uses tensors of others, whose gradients would be lost", function()
     local other = nn.Linear(4, 4)
-    refused(nn.Module(function(x) return x:matmul(other.weight:to(device.name(0))) end), "recompute", "'2'", "lost")
+    local first = device.name(0)
+    refused(nn.Module(function(x) return x:matmul(other.weight:to(first)) end), "recompute", "'2'", "lost")
   end)
 end)
 

@@ -52,6 +52,7 @@ struct orr_fake_time {
   uint32_t block_epoch, warp_epoch; /* barriers passed */
 };
 extern orr_fake_time orr_fake_when;
+extern thread_local bool orr_fake_is_runner; /* this thread runs a kernel now */
 bool orr_fake_on_stack(const void *p); /* of the lane that runs */
 bool orr_fake_is_shared(const void *p);
 std::string orr_fake_left(void); /* what is out, in words */

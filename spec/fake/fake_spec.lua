@@ -118,7 +118,8 @@ describe("on a CUDA device", function()
           local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
           local function losses(text)
             orrery.manual_seed(1)
-            local net = nn.Sequential(nn.Linear(6, 12, { dtype = "f64" }), nn.Tanh(), nn.Linear(12, 3, { dtype = "f64" }))
+            local net = nn.Sequential(nn.Linear(6, 12, { dtype = "f64" }), nn.Tanh(),
+              nn.Linear(12, 3, { dtype = "f64" }))
             local x, y = orrery.randn(12, 6, { dtype = "f64" }), orrery.randint(1, 3, 12)
             local plan = text and parallel(text)
             if plan then plan(net, x) end
@@ -151,14 +152,19 @@ end)
 -- the plug-in has another way; then the process works as before.
 local sweep = [[
   local ffi = require "ffi"
-  ffi.cdef "long orr_fake_calls(void); void orr_fake_fail_after(long n, int sticky); const char *orr_fake_failed_call(void);"
+  ffi.cdef [[
+    long orr_fake_calls(void);
+    void orr_fake_fail_after(long n, int sticky);
+    const char *orr_fake_failed_call(void);
+  ]]
   local orrery = require "orrery"
   local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
   orrery.devices()
   local fake = ffi.load "%s"
   local plan = parallel "%s"
   local function train()
-    local net = plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), orrery.randn(4, 1, 4, 4))
+    local net = plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
+      orrery.randn(4, 1, 4, 4))
     local opt = optim.SGD(net:parameters(), { lr = 0.1 })
     opt:zero_grad()
     local loss = nn.cross_entropy(net(orrery.randn(4, 1, 4, 4)), orrery.randint(1, 3, 4))

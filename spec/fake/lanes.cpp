@@ -19,6 +19,7 @@
 
 orr_fake_place orr_fake_now;
 orr_fake_time orr_fake_when = {0, 0, ORR_FAKE_NO_LANE, 0, 0}; /* from the start: none runs */
+thread_local bool orr_fake_is_runner;
 
 namespace {
 
@@ -310,6 +311,7 @@ std::string orr_fake_run(dim3 grid, dim3 block, size_t shared,
   orr_fake_now.block_size = block;
   orr_fake_now.grid_size = grid;
   orr_fake_when.launch++;
+  orr_fake_is_runner = true;
   for (uint64_t k = 0; k < n && run.wrong.empty(); k++) {
     uint64_t b = block_at(k, n, step);
     orr_fake_when.block = (uint32_t)b;
@@ -317,6 +319,7 @@ std::string orr_fake_run(dim3 grid, dim3 block, size_t shared,
                               (unsigned)(b / grid.x / grid.y));
     run_block(order);
   }
+  orr_fake_is_runner = false;
   orr_fake_when.lane = ORR_FAKE_NO_LANE;
   return run.wrong;
 }

@@ -61,6 +61,7 @@ void orr_fake_complain(const char *format, ...) {
   va_start(ap, format);
   vsnprintf(line, sizeof line, format, ap);
   va_end(ap);
+  if (report.find(line) != std::string::npos) return; /* once is enough */
   if (report.size() < 4000) report += report.empty() ? line : std::string("; ") + line;
 }
 

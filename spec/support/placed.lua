@@ -132,9 +132,9 @@ function placed.place(a, m, words, strided)
   for _, word in ipairs(words) do partial = partial or word == "partial(sum)" end
   if not partial then return core.distribute(host(a), m.handle, unpack(words)) end
   local parts = {}
-  for k, device in ipairs(m.devices) do
+  for k, name in ipairs(m.devices) do
     local piece = local_array(a, m, words, k - 1)
-    parts[k] = placed.host(piece, a.dtype, device):clone() -- a joined part must own its memory
+    parts[k] = placed.host(piece, a.dtype, name):clone() -- a joined part must own its memory
   end
   return core.from_shards(m.handle, a.shape, parts, unpack(words))
 end

@@ -4,7 +4,8 @@
  * Invariant: two accesses to a byte in one launch, one of them a write, race unless one thread
  * makes both, a barrier of their block lies between, or they are of one warp and a barrier of
  * the warp does. Shuffles order nothing, and nothing orders two blocks. Atomic and volatile
- * accesses are left out. The first race of a launch is its error, with both source lines.
+ * accesses, and those of threads that only launch, are left out. The first race of a launch is
+ * its error, with both source lines.
  * To add an access that the compiler calls by another name: its row below.
  */
 #include <dlfcn.h>
@@ -105,7 +106,7 @@ void meet(Cell *c, const Stamp &now, bool writes, bool shared) {
 
 void access(const void *p, size_t bytes, bool writes, const void *where) {
   const orr_fake_time &t = orr_fake_when;
-  if (t.lane == ORR_FAKE_NO_LANE || orr_fake_on_stack(p)) return;
+  if (!orr_fake_is_runner || t.lane == ORR_FAKE_NO_LANE || orr_fake_on_stack(p)) return;
   Stamp now = {t.block, t.lane, t.block_epoch, t.warp_epoch, where};
   bool shared = orr_fake_is_shared(p);
   for (size_t k = 0; k < bytes; k++) meet(cell_at((uintptr_t)p + k), now, writes, shared);
