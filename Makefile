@@ -23,7 +23,8 @@ TSAN_SPEC ?= $(if $(filter-out file,$(origin SAN_SPEC)),$(SAN_SPEC),allocation_f
              optim_placed plan recurrent redistribute resolved tensor_plan training zero)
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
-FAKE_SPEC ?= op_matrix plan sequence zero tensor_plan redistribute training
+FAKE_SPEC ?= op_matrix plan sequence zero tensor_plan redistribute training attention pipeline \
+             behaviours_*
 # How many compilers `make demo` and `make test` run at once, where -j does not say.
 JOBS     ?= $(shell nproc 2>/dev/null || echo 1)
 SUBMAKE   = $(MAKE) -s --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
@@ -298,7 +299,7 @@ tsan:
 	@+LUA='$(SAN_LUA)' SPEC='$(TSAN_SPEC)' MAKE='$(MAKE)' sh tools/sanitize.sh thread build-tsan
 # On fake GPUs: the specs that name no kind of device, then the plug-in's own.
 fake:
-	@sh tools/deps.sh --check test
+	@sh tools/deps.sh --check fake
 	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
 	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
 	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # deps.sh: installs the Debian packages that a task needs and that are missing.
-#   deps.sh [--check] demo|test|lint|all
+#   deps.sh [--check] demo|test|lint|fake|all
 # --check is quick and silent when nothing is missing. ORRERY_NO_DEPS=1 leaves packages alone.
 # Invariant: packages come from the machine's own apt sources and nothing is upgraded on purpose.
 # To add a package: in the list of the first task that needs it; later lists contain earlier ones.
@@ -17,13 +17,15 @@ task=${1:-all}
 demo="gcc libc6-dev luajit libluajit-5.1-dev libdnnl-dev libreadline-dev lua-cjson"
 test="$demo lua-busted lua5.1 liblua5.1-0-dev lua5.4 liblua5.4-dev luarocks"
 lint="$demo clang-format clang-tidy lua-check"
+fake="$test g++"
 case $task in
   demo) want=$demo ;;
   test) want=$test ;;
   lint) want=$lint ;;
-  all) want="$test clang-format clang-tidy lua-check" ;;
+  fake) want=$fake ;;
+  all) want="$fake clang-format clang-tidy lua-check" ;;
   *)
-    echo "usage: deps.sh [--check] demo|test|lint|all" >&2
+    echo "usage: deps.sh [--check] demo|test|lint|fake|all" >&2
     exit 2
     ;;
 esac

@@ -152,11 +152,8 @@ end)
 -- the plug-in has another way; then the process works as before.
 local sweep = [[
   local ffi = require "ffi"
-  ffi.cdef [[
-    long orr_fake_calls(void);
-    void orr_fake_fail_after(long n, int sticky);
-    const char *orr_fake_failed_call(void);
-  ]]
+  ffi.cdef("long orr_fake_calls(void); void orr_fake_fail_after(long n, int sticky);"
+    .. "const char *orr_fake_failed_call(void);")
   local orrery = require "orrery"
   local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
   orrery.devices()
