@@ -115,11 +115,16 @@ ifneq ($(FAKE),)
   FAKE_CPP   := $(filter-out spec/fake/check%,$(wildcard spec/fake/*.cpp))
   CUDA_FLAGS := -x c++ -std=c++17 -O1 -g -fPIC -fvisibility=hidden -DORR_FAKE -I. -Ikernels -I$(CUDA_INC) \
                 -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized $(if $(SAN),-fsanitize=$(SAN))
+  ifneq ($(RACES),)
+    # Kernels tell of every access, and a race between two lanes is their error (races.cpp).
+    FAKE_CPP   += spec/fake/check/races.cpp
+    CUDA_TELLS := -fsanitize=thread --param tsan-distinguish-volatile=1
+  endif
 endif
 CUDA_LIBS  := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lnccl -lcudart_static -lstdc++ -pthread \
               -ldl -lrt -lm
 ifneq ($(FAKE),)
-  CUDA_LIBS := -lstdc++ -pthread -lm
+  CUDA_LIBS := -lstdc++ -pthread -ldl -lm
 endif
 
 # ---- files ------------------------------------------------------------------------------------
@@ -194,8 +199,8 @@ $(LOBJ)/obj/csrc/lua_%.o: csrc/lua_%.c $(LOBJ)/flags
 
 $(OBJ)/cuda/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS)' | cmp -s - $@ || \
-	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS)' > $@
+	@echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS) $(CUDA_TELLS)' | cmp -s - $@ || \
+	  echo '$(CC_FILE) $(CPPFLAGS) $(BASE) $(NVCC) $(CUDA_FLAGS) $(CUDA_TELLS)' > $@
 $(OBJ)/cuda/csrc/%.o: csrc/%.c $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
@@ -203,7 +208,7 @@ $(OBJ)/cuda/csrc/%.o: csrc/%.c $(OBJ)/cuda/flags
 $(OBJ)/cuda/kernels/%.o: kernels/%.cu $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
-	$(Q)$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(CUDA_FLAGS) $(CUDA_TELLS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/spec/fake/%.o: spec/fake/%.cpp $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
