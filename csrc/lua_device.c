@@ -146,6 +146,19 @@ static int set_threads(lua_State *L) {
   return 0;
 }
 
+/* deterministic(on or nil), allow_tf32(on or nil) give what was. */
+static int choose(lua_State *L, orr_choice c) {
+  bool was = orr_plugin_choice(c);
+  if (!lua_isnoneornil(L, 1)) {
+    luaL_checktype(L, 1, LUA_TBOOLEAN);
+    orr_plugin_choose(c, lua_toboolean(L, 1));
+  }
+  lua_pushboolean(L, was);
+  return 1;
+}
+static int deterministic(lua_State *L) { return choose(L, ORR_DETERMINISTIC); }
+static int allow_tf32(lua_State *L) { return choose(L, ORR_ALLOW_TF32); }
+
 static int fail_allocation(lua_State *L) {
   orr_alloc_fail_after((int64_t)luaL_checknumber(L, 1));
   return 0;
@@ -287,6 +300,8 @@ int orr_lua_open_device(lua_State *L) {
                                        {"empty_cache", empty_cache},
                                        {"set_memory_limit", set_memory_limit},
                                        {"set_threads", set_threads},
+                                       {"deterministic", deterministic},
+                                       {"allow_tf32", allow_tf32},
                                        {"fail_allocation", fail_allocation},
                                        {"anomaly", anomaly},
                                        {"profile_start", profile_start},

@@ -22,6 +22,7 @@
 
 static const orr_plugin *plugin;
 static char why[600];
+static bool choice[] = {[ORR_DETERMINISTIC] = true, [ORR_ALLOW_TF32] = false};
 
 static const orr_host host = {.version = ORR_PLUGIN_VERSION,
                               .fail = orr_fail,
@@ -80,6 +81,8 @@ int orr_plugin_open(void) {
     n = 0;
   } else {
     plugin = p;
+    for (int k = 0; k < (int)(sizeof choice / sizeof *choice); k++)
+      orr_plugin_choose(k, choice[k]);
     if (n > ORR_MAX_CUDA_DEVICES) n = ORR_MAX_CUDA_DEVICES;
   }
   return n;
@@ -89,6 +92,16 @@ void orr_plugin_close(void) {
   if (plugin) plugin->close();
   plugin = NULL;
 }
+
+bool orr_plugin_choose(orr_choice c, bool on) {
+  bool was = choice[c];
+  choice[c] = on;
+  if (plugin && c == ORR_DETERMINISTIC) plugin->deterministic(on);
+  if (plugin && c == ORR_ALLOW_TF32) plugin->allow_tf32(on);
+  return was;
+}
+
+bool orr_plugin_choice(orr_choice c) { return choice[c]; }
 
 const orr_plugin *orr_plugin_now(void) { return plugin; }
 

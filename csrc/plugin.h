@@ -75,5 +75,9 @@ int orr_plugin_open(void); /* how many devices came; 0: orr_plugin_why */
 void orr_plugin_close(void);
 const orr_plugin *orr_plugin_now(void); /* NULL: none is open */
 const char *orr_plugin_why(void);
+/* What the user lets kernels do. Kept while no plug-in is open. Gives what was. */
+typedef enum orr_choice { ORR_DETERMINISTIC, ORR_ALLOW_TF32 } orr_choice;
+bool orr_plugin_choose(orr_choice c, bool on);
+bool orr_plugin_choice(orr_choice c);
 
 #endif

@@ -84,6 +84,25 @@ local list_meta = {
 ---@return {id: integer, name: string, kind: string, model: string, total: integer, free: integer}[]
 function functions.devices() return setmetatable(core.devices(), list_meta) end
 
+local function choice(name, on)
+  if on ~= nil and type(on) ~= "boolean" then
+    check.raise("%s: expected true, false or nothing, got %s", name, type(on))
+  end
+  return core[name](on)
+end
+
+--- Whether GPU kernels must give the same bits in every run of the same work (the default). With false,
+--- libraries may choose faster ones that do not. The CPU's always do.
+---@param on? boolean absent: only asks
+---@return boolean was
+function functions.deterministic(on) return choice("deterministic", on) end
+
+--- Whether f32 products and convolutions on GPUs may round their inputs to TF32 (10 bits of mantissa);
+--- not by default.
+---@param on? boolean absent: only asks
+---@return boolean was
+function functions.allow_tf32(on) return choice("allow_tf32", on) end
+
 local link_words = { same = "same GPU", nvlink = "NVLink", pcie = "PCIe", host = "through the host" }
 
 --- How each CUDA device reaches each other's memory: a row a device, a column a peer. `measure`: also the

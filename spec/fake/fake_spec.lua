@@ -26,7 +26,7 @@ local function devices(environment)
   return list
 end
 
-describe("CUDA devices", function()
+describe("behaviour 33, CUDA devices", function()
   it("follow CUDA_VISIBLE_DEVICES: its order, UUIDs, an invalid entry hides the rest", function()
     local function buses(visible)
       local list = {}
@@ -110,9 +110,22 @@ describe("on a CUDA device", function()
     assert.matches("\n0\n?$", text)
   end)
 
+  it("takes what kernels may do before it is opened and after", function()
+    local list = lines [[
+      local orrery = require "orrery"
+      print(orrery.deterministic(), orrery.allow_tf32(true), orrery.deterministic(false))
+      local x = orrery.ones(8, 8, { device = "cuda:0" })
+      print(orrery.deterministic(true), orrery.allow_tf32(false), x:matmul(x):sum():item())
+      print(orrery.deterministic(), orrery.allow_tf32(), pcall(orrery.deterministic, 1))
+    ]]
+    assert.equal("true false true", (list[1]:gsub("%s+", " ")))
+    assert.equal("false true 512", (list[2]:gsub("%s+", " ")))
+    assert.matches("^true%s+false%s+false.*deterministic: expected true, false", list[3])
+  end)
+
   for _, peers in ipairs { "0", "1" } do
     for _, plan in ipairs { "data<0,1>", "tensor<0,1>", "model<0,1>", "data<0..2; zero=3>" } do
-      it(("%s with peer access %s gives the numbers of the host"):format(plan, peers), function()
+      it(("behaviour 36: %s with peer access %s gives the numbers of the host"):format(plan, peers), function()
         local code = [[
           local orrery = require "orrery"
           local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
