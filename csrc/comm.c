@@ -299,20 +299,27 @@ static orr_status run_now(orr_collective *c) {
   return status;
 }
 
-/* Devices that cannot use each other's memory are joined by their library or not at all, except
- * by copies, which are staged. */
-static orr_status check_reach(const orr_collective *c) {
-  const orr_backend *backend = c->part[0].device->backend;
-  bool shares = c->in_place || c->width > 1;
-  if (c->native || !c->meets || !shares || !orr_backend_is_async(backend)) return ORR_OK;
+static bool all_reach(const orr_collective *c, const orr_backend *backend) {
   for (int k = 0; k < c->n * c->n; k++) {
-    const orr_device *a = c->part[k / c->n].device, *b = c->part[k % c->n].device;
-    if (!backend->reaches(a, b))
-      return orr_fail(ORR_EDEVICE,
-                      "%s: %s cannot use the memory of %s, and NCCL cannot reduce this "
-                      "layout; sizes that divide evenly by %d would do",
-                      c->name, a->name, b->name, c->n);
+    if (!backend->reaches(c->part[k / c->n].device, c->part[k % c->n].device)) return false;
   }
+  return true;
+}
+
+/* An all-reduce writes in the others' targets. Devices that cannot use each other's memory have
+ * their library for it; where that will not, each pulls all terms, by way of the host. */
+static orr_status stage_all_reduce(orr_collective *c, const orr_backend *backend) {
+  if (c->native || c->run != orr_run_all_reduce || !orr_backend_is_async(backend) ||
+      all_reach(c, backend))
+    return ORR_OK;
+  if (c->src == c->dst) {
+    return orr_fail(ORR_EDEVICE,
+                    "%s: %s and the devices beside it cannot use each other's memory, and NCCL "
+                    "does not reduce these tensors in place",
+                    c->name, c->part[0].device->name);
+  }
+  c->run = orr_run_exchange;
+  c->width = c->n;
   return ORR_OK;
 }
 
@@ -332,7 +339,7 @@ orr_status orr_collective_issue(orr_collective *take_c) {
   }
   if (now) return run_now(c);
   c->native = c->meets && orr_backend_is_async(backend) && backend->collective_new(c);
-  orr_status status = check_reach(c);
+  orr_status status = stage_all_reduce(c, backend);
   if (!status) return push_all(c);
   orr_collective_free(c);
   return status;

@@ -48,41 +48,49 @@ static const orr_kernels *kernels_of(const orr_piece *p) {
   return p->buffer->device->backend->kernels;
 }
 
-/* Whether the kernels of dst's device may read src's memory. */
-static bool reaches(const orr_piece *dst, const orr_piece *src) {
-  const orr_device *a = dst->buffer->device, *b = src->buffer->device;
+/* Whether a's kernels may read b's memory. */
+static bool reaches(const orr_device *a, const orr_device *b) {
   bool a_async = orr_backend_is_async(a->backend), b_async = orr_backend_is_async(b->backend);
   if (!a_async && !b_async) return true;
   return a_async && b_async && a->backend->reaches(a, b);
 }
 
-static orr_status move(const orr_piece *src, const orr_view *from, const orr_piece *dst,
-                       orr_view *to) {
-  orr_device *a = src->buffer->device, *b = dst->buffer->device;
+static orr_status move(orr_device *a, const orr_view *from, orr_device *b, orr_view *to) {
   const orr_backend *backend = orr_backend_is_async(b->backend) ? b->backend : a->backend;
-  if (!reaches(dst, src)) return backend->transfer(a, from, b, to);
-  kernels_of(dst)->copy(from, to);
+  if (!reaches(b, a)) return backend->transfer(a, from, b, to);
+  b->backend->kernels->copy(from, to);
   return ORR_OK;
 }
 
-/* Terms that lie on devices come to the host one by one, and are reduced there. */
+static orr_view packed(const orr_view *v, char *data) {
+  orr_view out = *v;
+  out.data = data;
+  orr_strides(out.ndim, out.shape, out.stride);
+  return out;
+}
+
+/* Terms that the target's device does not reach come to the host one by one, are reduced there,
+ * and the sum goes where it belongs. */
 static orr_status reduce_on_host(const orr_collective *c, const orr_piece *src, orr_view *from,
                                  const orr_piece *dst, orr_view *to) {
   const orr_view *list[ORR_MAX_DEVICES];
+  orr_device *host = orr_device_at(0);
   orr_status status = ORR_OK;
   size_t bytes = (size_t)view_numel(to) * orr_dtype_size(to->dtype);
-  char *room = malloc((size_t)c->width * bytes + 1);
+  char *room = malloc(((size_t)c->width + 1) * bytes + 1);
   if (!room)
     return orr_fail(ORR_EMEM, "out of host memory: %d terms of %zu bytes", c->width, bytes);
   for (int k = 0; k < c->width && !status; k++) {
-    orr_view term = from[k];
-    term.data = room + (size_t)k * bytes;
-    orr_strides(term.ndim, term.shape, term.stride);
-    status = move(&src[k], &from[k], dst, &term);
+    orr_view term = packed(&from[k], room + (size_t)k * bytes);
+    status = move(src[k].buffer->device, &from[k], host, &term);
     from[k] = term;
     list[k] = &from[k];
   }
-  if (!status) orr_kernels_cpu.reduce_many(many_kind[c->op], list, c->width, to);
+  if (!status) {
+    orr_view sum = packed(to, room + (size_t)c->width * bytes);
+    orr_kernels_cpu.reduce_many(many_kind[c->op], list, c->width, &sum);
+    status = move(host, &sum, dst->buffer->device, to);
+  }
   free(room);
   return status;
 }
@@ -100,9 +108,9 @@ static orr_status pull_group(const orr_collective *c, const orr_piece *src,
   for (int k = 0; k < c->width; k++) {
     cut_out(&src[k], lo, shape, &from[k]);
     list[k] = &from[k];
-    if (!reaches(dst, &src[k])) all = false;
+    if (!reaches(dst->buffer->device, src[k].buffer->device)) all = false;
   }
-  if (c->width == 1) return move(src, &from[0], dst, &to);
+  if (c->width == 1) return move(src->buffer->device, &from[0], dst->buffer->device, &to);
   if (!all) return reduce_on_host(c, src, from, dst, &to);
   kernels_of(dst)->reduce_many(many_kind[c->op], list, c->width, &to);
   return ORR_OK;

@@ -177,6 +177,7 @@ orr_status orr_tensor_join(const orr_meta *meta, orr_layout *layout, orr_tensor 
     orr_layout_local(layout, r, meta->ndim, meta->shape, local, NULL);
     bool fits = part[r]->n == 1 && part[r]->meta.ndim == meta->ndim &&
                 part[r]->meta.dtype == meta->dtype && part[r]->storage->rc == 1 &&
+                part[r]->storage->buffer[part[r]->buffer0] &&
                 part[r]->layout->mesh->device[0] == layout->mesh->device[r] &&
                 memcmp(part[r]->meta.shape, local, (size_t)meta->ndim * sizeof local[0]) == 0;
     if (!fits) {

@@ -110,6 +110,30 @@ describe("on a CUDA device", function()
     assert.matches("\n0\n?$", text)
   end)
 
+  it("behaviour 36: partial values of any dtype, of odd sizes, are reduced without peer access", function()
+    local list = lines([[
+      local orrery, core = require "orrery", require "orrery.core"
+      local mesh = core.mesh({ "data" }, { 3 }, { "cuda:0", "cuda:1", "cuda:2" })
+      for _, dtype in ipairs { "i32", "u8", "bf16", "f32", "f64" } do
+        for _, word in ipairs { "partial(sum)", "partial(max)", "partial(min)" } do
+          local parts = {}
+          for k = 1, 3 do
+            parts[k] = orrery.full(k, 5, 2, { dtype = dtype }):to("cuda:" .. k - 1):clone()
+          end
+          local x = core.from_shards(mesh, { 5, 2 }, parts, word)
+          for _, to in ipairs { "replicate", "shard(1)", "shard(2)" } do
+            print(dtype, word, to, x:redistribute(to):to("f64"):sum():item())
+          end
+        end
+      end
+    ]], { ORRERY_FAKE_PEERS = "0", ORRERY_FAKE_GPUS = "3" })
+    assert.equal(45, #list)
+    local want = { sum = 60, max = 30, min = 10 }
+    for _, line in ipairs(list) do
+      assert.equal(want[line:match "partial%((%a+)%)"], tonumber(line:match "%S+$"), line)
+    end
+  end)
+
   it("takes what kernels may do before it is opened and after", function()
     local list = lines [[
       local orrery = require "orrery"
@@ -125,7 +149,7 @@ describe("on a CUDA device", function()
 
   for _, peers in ipairs { "0", "1" } do
     for _, plan in ipairs { "data<0,1>", "tensor<0,1>", "model<0,1>", "data<0..2; zero=3>" } do
-      it(("behaviour 36: %s with peer access %s gives the numbers of the host"):format(plan, peers), function()
+      it(("behaviour 36: %s, peer access %s: the numbers of the host"):format(plan, peers), function()
         local code = [[
           local orrery = require "orrery"
           local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
