@@ -308,8 +308,10 @@ fake:
 	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
 	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
 	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'
+# For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may.
+KIT_ARCH ?= sm_90
 gpu-kit:
-	@+$(SUBMAKE) all
+	@+$(SUBMAKE) all CUDA_ARCH='$(KIT_ARCH)'
 	@sh tools/gpu_kit.sh '$(LUA)' '$(BUILD)'
 env:
 	@echo "export LUA_PATH='$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;'"
