@@ -279,9 +279,10 @@ static void release(orr_call *c, orr_tensor **moved, orr_status status) {
   for (int k = 0; k < c->n_in; k++)
     if (moved[k]) orr_tensor_free(moved[k]);
   for (int k = 0; k < c->n_temp; k++) orr_tensor_free(c->temp[k]);
-  if (status)
-    for (int k = 0; k < c->n_out; k++)
-      if (c->out[k]) orr_tensor_free(c->out[k]);
+  if (!status) return;
+  orr_sequence_release();
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k]) orr_tensor_free(c->out[k]);
 }
 
 /* A gradient goes back to another stage by the recorded move, to be worked on there; a move on
@@ -327,7 +328,7 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   if (!status && orr_recording()) status = orr_record_call(&c, given);
   if (!status) cross_stages(&c, given);
   if (!status) status = orr_tape_record(&c, given);
-  if (!status && op->flags & ORR_OP_LAYER) status = orr_reduce_partial(&c.out[0]);
+  if (!status && op->flags & ORR_OP_LAYER) status = orr_sequence_end(&c.out[0]);
   if (status) status = explain(&c, status);
   release(&c, moved, status);
   if (room != small) free(room);

@@ -121,10 +121,7 @@ orr_status orr_reduce_partial(orr_tensor **t) {
   if (!orr_layout_is_partial(now)) return ORR_OK;
   for (int a = 0; a < now->mesh->n_axes; a++) {
     place[a] = now->axis[a];
-    if (place[a].kind != ORR_PARTIAL) continue;
-    bool along = orr_splits_sequence(now->mesh, a, (*t)->meta.ndim);
-    place[a] =
-        along ? (orr_place){.kind = ORR_SHARD, .dim = 1} : (orr_place){.kind = ORR_REPLICATE};
+    if (place[a].kind == ORR_PARTIAL) place[a] = (orr_place){.kind = ORR_REPLICATE};
   }
   ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
   orr_status status = orr_redistribute_op(*t, layout, &whole);

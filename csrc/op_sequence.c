@@ -2,10 +2,12 @@
  * splits activations (N, T, C) along T (Korthikanti et al. 2022, "Reducing Activation
  * Recomputation in Large Transformer Models", section 4.2).
  *
- * Invariant: the end of a layer scatters what it would reduce (orr_reduce_partial), the entry
- * of one gathers; gradients go the other way, so no value differs from one device's. A tensor
- * that several layers read (queries, keys, values) is gathered once; the copy is kept until
- * another is gathered or backward has ended.
+ * Invariant: the end of a layer scatters what it would reduce, the entry of one gathers;
+ * gradients go the other way, so no value differs from one device's. What stood whole has a
+ * whole gradient: layers that are not split, before the first that is, sum nothing. A tensor
+ * that several layers read (queries, keys, values) is gathered once. The copy is kept for the
+ * next reader until another is gathered, a reader's node drops what it saved, recording
+ * resumes or backward has ended: it never keeps a graph that nobody else holds.
  * To add a layer: ORR_OP_LAYER; its weight is input 1.
  */
 #include "op.h"
@@ -22,6 +24,10 @@ void orr_sequence_release(void) {
   last.from = last.whole = NULL;
   orr_tensor_free(whole);
   orr_tensor_free(from);
+}
+
+void orr_sequence_forget(const orr_tensor *dropped) {
+  if (dropped && dropped == last.whole) orr_sequence_release();
 }
 
 static bool is_layer(const orr_call *c) {
@@ -68,6 +74,28 @@ orr_status orr_sequence_gather(orr_call *c) {
     last.version = x->storage->version;
   }
   c->in[0] = c->temp[c->n_temp++] = orr_tensor_ref(last.whole);
+  return ORR_OK;
+}
+
+orr_status orr_sequence_end(orr_tensor **t) {
+  const orr_layout *now = (*t)->layout;
+  orr_place place[ORR_MAX_AXES];
+  orr_layout *layout;
+  orr_tensor *y;
+  if (!orr_layout_is_partial(now)) return ORR_OK;
+  for (int a = 0; a < now->mesh->n_axes; a++) {
+    bool ends = now->axis[a].kind == ORR_PARTIAL;
+    bool along = ends && orr_splits_sequence(now->mesh, a, (*t)->meta.ndim);
+    place[a] = now->axis[a];
+    if (ends) place[a] = (orr_place){.kind = ORR_REPLICATE};
+    if (along) place[a] = (orr_place){.kind = ORR_SHARD, .dim = SEQUENCE};
+  }
+  ORR_TRY(orr_layout_new(now->mesh, place, (*t)->meta.ndim, (*t)->meta.shape, &layout));
+  orr_status status = orr_redistribute_op(*t, layout, &y);
+  orr_layout_free(layout);
+  if (status) return status;
+  orr_tensor_free(*t);
+  *t = y;
   return ORR_OK;
 }
 

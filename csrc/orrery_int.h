@@ -449,11 +449,16 @@ static inline bool orr_splits_sequence(const orr_mesh *mesh, int a, int ndim) {
 /* Input 0 of a layer whose weight is split: gathered along the sequence, once for all layers
  * that read it. */
 orr_status orr_sequence_gather(orr_call *c);
+/* The output of a layer becomes its reduced self: scattered along the sequence on the axes that
+ * split it, whole on others. Differentiable. */
+orr_status orr_sequence_end(orr_tensor **t);
 /* The layout in which a gradient goes back through a redistribution of a tensor that stood
  * under `layout`: scattered where that was split, gathered where it was Partial. Owned; NULL:
  * as it is. */
 orr_status orr_sequence_back(const orr_tensor *gy, const orr_layout *layout, orr_layout **out);
 void orr_sequence_release(void); /* lets go of the last gathered tensor */
+/* The same where `dropped` is that tensor: a node no longer keeps it for its gradient. */
+void orr_sequence_forget(const orr_tensor *dropped);
 
 /* infer: replaces input k by its cast to dtype, differentiably. */
 orr_status orr_call_cast(orr_call *c, int k, orr_dtype dtype);

@@ -27,6 +27,7 @@ bool orr_grad_mode(void) { return grad_mode; }
 
 bool orr_set_grad_mode(bool on) {
   bool was = grad_mode;
+  if (on && !was) orr_sequence_release(); /* nothing recorded keeps what was gathered */
   grad_mode = on;
   return was;
 }
@@ -71,7 +72,10 @@ static void drop(orr_tensor **t) {
 }
 
 void orr_node_drop_saved(orr_node *node) {
-  for (int k = 0; k < node->n_in; k++) drop(&node->x[k]);
+  for (int k = 0; k < node->n_in; k++) {
+    orr_sequence_forget(node->x[k]);
+    drop(&node->x[k]);
+  }
   for (int k = 0; k < node->n_out; k++) drop(&node->y[k]);
   node->spent = true;
 }

@@ -192,14 +192,19 @@ describe("tensor<> plans", function()
         nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(64, 3)), core.randn(5, 3, 8, 8) end,
       function() return nn.Sequential(nn.Embedding(9, 12), nn.TransformerBlock(12, 3)),
         core.randint(1, 9, 4, 5) end,
+      function() return nn.Sequential(nn.Embedding(9, 12), nn.Linear(12, 30), nn.GELU(), nn.Linear(30, 12),
+        nn.LayerNorm(12), nn.Linear(12, 12)), core.randint(1, 9, 4, 5) end,
     }
-    for which, make in ipairs(makers) do
-      local net, x = make()
+    for turn = 1, 2 * #makers do
+      local which, sequence = (turn + 1 - (turn + 1) % 2) / 2, turn % 2 == 0
+      local net, x = makers[which]()
       local record, weights = shapes.record(net, { x }), {}
       for name, p in net:named_parameters() do
         if name:find "weight" and p:dim() > 1 then weights[#weights + 1] = record.index[p] end
       end
-      local function cost(forced) return select(3, split.choose(shapes.record(net, { x }), forced)) end
+      local function cost(forced)
+        return select(3, split.choose(shapes.record(net, { x }), forced, 1, sequence))
+      end
       local best, forced = math.huge, {}
       local function try(k)
         if k > #weights then
@@ -215,7 +220,7 @@ describe("tensor<> plans", function()
         for k = #weights, 5, -1 do weights[k] = nil end
       end
       try(1)
-      assert.equal(best, cost {}, "net " .. which)
+      assert.equal(best, cost {}, ("net %d, sequence=%s"):format(which, tostring(sequence)))
       assert.is_true(best > 0 and best < cost { [weights[1]] = 0, [weights[2]] = 0 })
     end
   end)

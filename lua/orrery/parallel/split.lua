@@ -9,10 +9,15 @@
 -- Costs, in bytes of the tensor on one device, times (n - 1) / n: all-reduce 2, gather 1; and what
 -- every device repeats counts too, ten operations as a moved byte and a weight four times (itself, its
 -- gradient, two states of an optimizer), or leaving all layers whole would be cheapest.
+--
+-- With sequence=true the end of a split layer leaves (N, T, C) split along T (csrc/op_sequence.c): scattered
+-- forward and gathered backward, an all-reduce's bytes; the entry of one the same, once for all readers.
+-- Between them nothing is repeated, and every parameter that is read whole has its gradient summed.
 -- Invariant: the choice depends on the net's ops, shapes and overrides alone.
 -- To add an op with a weight: a row in `weights`; labels that it hides for a bias: `complete_labels`.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local layer_notes = require "orrery.parallel.notes"
 local shapes = require "orrery.parallel.shapes"
 
 local split = {}
@@ -20,6 +25,7 @@ local numel = shapes.numel
 local huge = math.huge
 
 local operations_a_byte, copies_of_a_weight = 10, 4
+local sequence_dim = 2
 
 -- The operand that is the weight.
 local weights = { linear = 2, conv2d = 2, conv2d_grad_x = 2, matmul = 2, embedding = 1 }
@@ -193,7 +199,9 @@ end
 -- States that differ in nothing that matters later have one key.
 local function key_of(state)
   local parts = {}
-  for id, p in pairs(state.at) do parts[#parts + 1] = ("%d:%s/%s"):format(id, p.dim or "p", p.unit or 0) end
+  for id, p in pairs(state.at) do
+    parts[#parts + 1] = ("%d:%s/%s%s"):format(id, p.dim or "p", p.unit or 0, p.paid and "p" or "")
+  end
   for id, p in pairs(state.held) do parts[#parts + 1] = ("w%d:%s/%s"):format(id, p.dim, p.unit) end
   table.sort(parts)
   return table.concat(parts, " ")
@@ -203,17 +211,25 @@ local function bytes(pass, id)
   return pass.values[id].bytes * pass.scale
 end
 
+-- Whether value id, split along dimension d, stands along the sequence.
+local function is_along(pass, id, d)
+  return pass.sequence and d == sequence_dim and #pass.values[id] == 3
+end
+
 -- One way to run a call from `state`: everything that carries `label` is split (nil: nothing). Adds
 -- up what moves; gives the placement of the outputs.
 local function run_row(pass, call, state, label, choice)
   local cost, at, unit, seen = 0, {}, choice and choice.operand_unit, {}
-  local paid, forward = {}, 0
+  local paid, forward, along = {}, 0, false
   for k, id in ipairs(call.ins) do
     local now = id and state.at[id]
     if now and now.dim and label and call.in_labels[k][now.dim] == label then
       local size = pass.values[id][now.dim]
-      unit = unit or now.unit
+      unit, along = unit or now.unit, along or is_along(pass, id, now.dim)
       if choice and unit * size ~= now.unit * choice.size then forward = forward + bytes(pass, id) end
+    elseif choice and now and now.dim and is_along(pass, id, now.dim) then
+      if not now.paid then cost = cost + (pass.values[id].grad and 2 or 1) * bytes(pass, id) end
+      at[id] = { dim = now.dim, unit = now.unit, paid = true }
     elseif now and now.dim then
       forward = forward + bytes(pass, id) -- gathered
     end
@@ -222,10 +238,12 @@ local function run_row(pass, call, state, label, choice)
     local value = id and pass.values[id]
     local now = id and state.at[id]
     local is_weight = choice and k == choice.operand
-    if label and value and not is_weight and not (now and now.dim) then
+    local carries = now and now.dim and call.in_labels[k][now.dim] == label
+    if label and value and not is_weight and not carries and not at[id] then
       local d = dim_of(call.in_labels[k], label)
       if id <= pass.n_state then
         seen[id] = d and { dim = d, unit = unit, label = label } or { dim = 0 }
+        if along and not d and value.grad then cost = cost + 2 * value.bytes end
       elseif value.grad and d then
         cost = cost + bytes(pass, id) -- its gradient comes out split
       elseif value.grad and not (now and now.paid) then
@@ -243,6 +261,7 @@ local function run_row(pass, call, state, label, choice)
       at[out] = { dim = d, unit = unit * pass.values[out][d] / size }
     elseif label and (o == 1 or not pass.first_only[call.op]) then
       cost = cost + 2 * bytes(pass, out)
+      if choice and is_along(pass, out, sequence_dim) then at[out] = { dim = sequence_dim, unit = 1 } end
     end
   end
   if not label then cost = cost + pass.flops[call] * pass.scale * 3 / operations_a_byte end
@@ -406,7 +425,8 @@ local function best_end(pass, states, outputs)
   for _, state in ipairs(states) do
     local cost = state.cost
     for _, id in ipairs(outputs) do
-      if state.at[id] and state.at[id].dim then cost = cost + bytes(pass, id) end
+      local d = state.at[id] and state.at[id].dim
+      if d and not is_along(pass, id, d) then cost = cost + bytes(pass, id) end
     end
     if not best or cost < best.total then
       state.total = cost
@@ -468,12 +488,14 @@ end
 ---@param record orrery.Record
 ---@param forced table<integer, integer> by number of a parameter: its dimension, 0 for none
 ---@param scale? number the part of the batch that one device sees, default 1
+---@param sequence? boolean the plan's sequence=true
 ---@return table<integer, {dim: integer, unit: integer}> chosen by number of the tensor
 ---@return table<integer, {cost: number, more: number}> notes bytes a step, and how many more the net
 ---  moves with another choice
 ---@return number cost of the whole net
-function split.choose(record, forced, scale)
+function split.choose(record, forced, scale, sequence)
   local pass = { values = record.values, forced = forced, scale = scale or 1, flops = {} }
+  pass.sequence = sequence
   pass.n_state = 0
   for _ in pairs(record.index) do pass.n_state = pass.n_state + 1 end
   pass.first_only = { layer_norm_stats = true, rms_norm_stats = true }
@@ -535,33 +557,16 @@ local function axis_size(plan, name)
   return size
 end
 
-local function size_text(n)
-  if n >= 2 ^ 20 then return ("%.2f MiB"):format(n / 2 ^ 20) end
-  return ("%.1f KiB"):format(n / 2 ^ 10)
-end
-
-local function note_modules(net, record, chosen, notes, n)
-  local part = (n - 1) / n
-  for _, module in ipairs(net:modules()) do
-    local weight = dims_of[module._class] and module.weight
-    local c = weight and chosen[record.index[weight]]
-    if c then
-      local how = "none"
-      for word, dim in pairs(dims_of[module._class]) do
-        if dim == c.dim then how = word end
-      end
-      local note, text = notes[record.index[weight]], ("split %s over %d devices"):format(how, n)
-      if how == "none" then text = "left whole" end
-      if rawget(module, "_split") then text = text .. " as asked" end
-      if note and not rawget(module, "_split") then
-        text = ("%s: moves %s a step"):format(text, size_text(note.cost * part))
-        if note.more < huge then
-          text = ("%s, otherwise %s more"):format(text, size_text(note.more * part))
-        end
-      end
-      rawset(module, "_note", text)
+-- Whether every stage of the plan splits the sequence between split layers.
+local function splits_sequence(plan)
+  for _, stage in ipairs(plan:stages()) do
+    local along = false
+    for _, axis in ipairs(stage.axes) do
+      along = along or axis.name == "tensor" and axis.options.sequence or false
     end
+    if not along then return false end
   end
+  return true
 end
 
 --- The words of every split tensor of the net on a tensor axis: "shard(1)", "shard(1/16)"; those that
@@ -574,14 +579,17 @@ function split.words(plan, net, args)
   local words = {}
   if not split.wanted(plan) then return words end
   local record = shapes.record(net, args)
-  local chosen, notes = split.choose(record, overrides(net, record), 1 / axis_size(plan, "data"))
+  local sequence = splits_sequence(plan)
+  local chosen, costs = split.choose(record, overrides(net, record), 1 / axis_size(plan, "data"), sequence)
   for t, id in pairs(record.index) do
     local c = chosen[id]
     if c and c.dim > 0 then
       words[t] = (c.unit or 1) > 1 and ("shard(%d/%d)"):format(c.dim, c.unit) or ("shard(%d)"):format(c.dim)
     end
   end
-  note_modules(net, record, chosen, notes, axis_size(plan, "tensor"))
+  layer_notes.write(net, record, {
+    chosen = chosen, costs = costs, dims_of = dims_of, n = axis_size(plan, "tensor"), sequence = sequence,
+  })
   return words
 end
 
