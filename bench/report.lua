@@ -45,7 +45,7 @@ local function slug(text)
   return (text:lower():gsub("%(r%)", ""):gsub("[^%w]+", "-"):gsub("^%-+", ""):gsub("%-+$", ""))
 end
 
-local notes = [[
+report.notes = [[
 A ratio is PyTorch's time over Orrery's in one repetition (or what the row names), and the median over
 repetitions; the sides run in turn, with the same threads, dtype, batch, data and first weights, and their
 first losses are equal. A repetition counts where two threads of arithmetic, run before, between and after
@@ -64,11 +64,12 @@ end
 ---@param folder string? nothing is written where there is none
 ---@param machine {cpu: string, cores: integer, date: string, versions: string[]}
 ---@param lines table[]
+---@param notes? string what stands below the table
 ---@return string text, string? path
-function report.save(folder, machine, lines)
+function report.save(folder, machine, lines, notes)
   local head = ("%s, %d cores, %s"):format(machine.cpu, machine.cores, machine.date)
   local text = ("# Bench: %s\n\n%s\n\n%s\n\n%s"):format(head, table.concat(machine.versions, "; "),
-    markdown(lines), notes)
+    markdown(lines), notes or report.notes)
   if not folder then return text end
   local path = ("%s/%s-%s"):format(folder, machine.date:sub(1, 10), slug(machine.cpu))
   write(path .. ".md", text)
