@@ -145,6 +145,9 @@ CUDA_C   := $(wildcard csrc/cuda*.c)
 CUDA_CU  := $(wildcard kernels/*.cu)
 CUDA_O   := $(CUDA_C:%.c=$(OBJ)/cuda/%.o) $(CUDA_CU:%.cu=$(OBJ)/cuda/%.o) $(FAKE_CPP:%.cpp=$(OBJ)/cuda/%.o)
 PLUGIN   := $(LOBJ)/orrery/cuda.so
+# What the GPU bench holds Orrery against: copies and launches without it.
+CONTROL  := $(BUILD)/gpu_control
+CONTROL_O := $(OBJ)/cuda/bench/gpu_control.o $(FAKE_CPP:%.cpp=$(OBJ)/cuda/%.o)
 # Another BUILD folder holds its own command.
 COMMAND  := $(if $(filter build,$(BUILD)),bin/orrery,$(BUILD)/bin/orrery)
 Q        := $(if $(V),,@)
@@ -209,6 +212,10 @@ $(OBJ)/cuda/kernels/%.o: kernels/%.cu $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) $(CUDA_FLAGS) $(CUDA_TELLS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/cuda/bench/%.o: bench/%.cu $(OBJ)/cuda/flags
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/spec/fake/%.o: spec/fake/%.cpp $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
@@ -241,6 +248,10 @@ $(PLUGIN): $(CUDA_O)
 	$(call say,LD,$@)
 	$(Q)$(CC) -shared $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -Wl,--exclude-libs,ALL -Wl,-z,defs
 
+$(CONTROL): $(CONTROL_O)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(if $(FAKE),,-L$(CUDA_LIB) -lcudart_static) -lstdc++ -pthread -ldl -lrt -lm
+
 # launcher(lua directory, module directory, interpreters): both directories relative to bin's parent.
 launcher = sed -e 's|@LUADIR@|$(1)|; s|@LIBDIR@|$(2)|; s|@LUAS@|$(3)|' tools/orrery.in
 $(COMMAND): tools/orrery.in FORCE
@@ -249,7 +260,7 @@ $(COMMAND): tools/orrery.in FORCE
 	  $(filter build,$(BUILD)),$(BUILD),$(abspath $(BUILD)))/@NAME@,$(LUA)) > $@.$$$$ && \
 	  chmod 755 $@.$$$$ && if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
--include $(CORE_O:.o=.d) $(CUDA_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
+-include $(CORE_O:.o=.d) $(CUDA_O:.o=.d) $(CONTROL_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
 
 # ---- installing -------------------------------------------------------------------------------
 # LuaRocks gives LUADIR, LIBDIR and BINDIR; its tree keeps them as PREFIX/share, lib and bin too.
@@ -294,8 +305,11 @@ lint:
 	@BUILD='$(BUILD)' LUA='$(LUA)' LUA_INCDIR='$(LUA_INCDIR)' DEFINES='$(DEFINES)' sh tools/lint.sh
 format:
 	@find csrc kernels examples -name '*.[ch]' | xargs clang-format -i
-bench: all
-	@eval "$$($(MAKE) -s --no-print-directory env)" && $(LUA) bench/run.lua
+# DEVICES=cuda: the GPU's, in BUILD/bench-gpu; BENCH holds more arguments.
+bench: all $(if $(filter cuda,$(DEVICES)),$(CONTROL))
+	@eval "$$($(MAKE) -s --no-print-directory env)" && $(if $(filter cuda,$(DEVICES)), \
+	  ORRERY_GPU_CONTROL='$(abspath $(CONTROL))' $(LUA) bench/gpu.lua --out '$(BUILD)/bench-gpu', \
+	  $(LUA) bench/run.lua) $(BENCH)
 bench-deps:
 	@sh bench/deps.sh
 asan:

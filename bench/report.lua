@@ -21,7 +21,7 @@ local columns = { "case", "orrery", "pytorch", "ratio", "goal", "met", "repetiti
 
 ---@param lines table<string, string>[]
 ---@return string in Markdown
-local function markdown(lines)
+function report.table(lines)
   local width, out = {}, {}
   for _, name in ipairs(columns) do
     width[name] = #name
@@ -45,7 +45,7 @@ local function slug(text)
   return (text:lower():gsub("%(r%)", ""):gsub("[^%w]+", "-"):gsub("^%-+", ""):gsub("%-+$", ""))
 end
 
-report.notes = [[
+local notes = [[
 A ratio is PyTorch's time over Orrery's in one repetition (or what the row names), and the median over
 repetitions; the sides run in turn, with the same threads, dtype, batch, data and first weights, and their
 first losses are equal. A repetition counts where two threads of arithmetic, run before, between and after
@@ -64,12 +64,11 @@ end
 ---@param folder string? nothing is written where there is none
 ---@param machine {cpu: string, cores: integer, date: string, versions: string[]}
 ---@param lines table[]
----@param notes? string what stands below the table
 ---@return string text, string? path
-function report.save(folder, machine, lines, notes)
+function report.save(folder, machine, lines)
   local head = ("%s, %d cores, %s"):format(machine.cpu, machine.cores, machine.date)
   local text = ("# Bench: %s\n\n%s\n\n%s\n\n%s"):format(head, table.concat(machine.versions, "; "),
-    markdown(lines), notes or report.notes)
+    report.table(lines), notes)
   if not folder then return text end
   local path = ("%s/%s-%s"):format(folder, machine.date:sub(1, 10), slug(machine.cpu))
   write(path .. ".md", text)

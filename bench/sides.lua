@@ -82,7 +82,7 @@ end
 function sides:scale() return tonumber(self:ask("control", "scale")) end
 
 local function worker_side(self, spec)
-  local who, case, threads, devices, size = spec[1], spec[2], spec[3], spec[4], spec[5]
+  local who, case, threads, devices, size = spec[1], spec[2], spec[3] or 1, spec[4] or 0, spec[5]
   self.serial = self.serial + 1
   local key = "k" .. self.serial
   local answer = ask(self, who, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
@@ -103,7 +103,7 @@ end
 local function control_side(self, spec)
   return {
     n = spec.n,
-    time = function(n) return tonumber(self:ask("control", ("%s %d %d"):format(spec[2], spec[5], n))) end,
+    time = function(n) return tonumber(self:ask("control", ("%s %d %d"):format(spec[2], spec[5] or 0, n))) end,
   }
 end
 

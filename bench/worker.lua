@@ -3,7 +3,8 @@
 --   prepare KEY CASE THREADS DEVICES SIZE   "ok LOSS", the loss of the first step or "-"
 --   time KEY N                              seconds of N runs; a case may count them itself
 --   drop KEY | memory | version             "ok" | the peak of resident memory in bytes | a version
---   peak | has NAME                         the peak of device memory since prepare | "yes" or "no"
+--   peak | has NAME | device                the peak of device memory since prepare | "yes" or "no" |
+--                                           name and model of the first device
 -- Invariant: nothing else is written to standard output; a failure is answered with "error ...".
 -- To add a command: a function in `commands`; peer.py knows the same ones.
 local folder = arg[0]:match "^(.*/)" or "./"
@@ -51,6 +52,11 @@ end
 function commands.peak() return ("%d"):format(orrery.memory(orrery.devices()[1].name).peak) end
 
 function commands.has(name) return orrery[name] and "yes" or "no" end
+
+function commands.device()
+  local first = orrery.devices()[1]
+  return first.name .. " " .. first.model
+end
 
 function commands.version() return orrery._VERSION .. ", " .. (jit and jit.version or _VERSION) end
 
