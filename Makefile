@@ -322,11 +322,14 @@ fake:
 	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
 	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
 	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'
-# For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may.
-KIT_ARCH ?= sm_90
+# For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may; for
+# another machine's processor, so it has a build folder of its own.
+KIT_ARCH  ?= sm_90
+KIT_CPU   ?= -march=x86-64-v3
+KIT_BUILD ?= $(BUILD)/kit
 gpu-kit:
-	@+$(SUBMAKE) all CUDA_ARCH='$(KIT_ARCH)'
-	@sh tools/gpu_kit.sh '$(LUA)' '$(BUILD)'
+	@+$(SUBMAKE) BUILD='$(KIT_BUILD)' ARCH='$(KIT_CPU)' CUDA_ARCH='$(KIT_ARCH)' all '$(KIT_BUILD)/gpu_control'
+	@sh tools/gpu_kit.sh '$(LUA)' '$(KIT_BUILD)' '$(BUILD)/gpu-kit'
 env:
 	@echo "export LUA_PATH='$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;'"
 	@echo "export LUA_CPATH='$(abspath $(LOBJ))/?.so;;'"

@@ -58,9 +58,11 @@ if not busted then
   os.exit(1)
 end
 
+-- What stands in the environment comes after the tree's own.
 local environment = {
-  LUA_PATH = root .. "/lua/?.lua;" .. root .. "/lua/?/init.lua;" .. root .. "/?.lua;;",
-  LUA_CPATH = build .. "/" .. name .. "/?.so;;",
+  LUA_PATH = root .. "/lua/?.lua;" .. root .. "/lua/?/init.lua;" .. root .. "/?.lua;"
+    .. (os.getenv "LUA_PATH" or ";"),
+  LUA_CPATH = build .. "/" .. name .. "/?.so;" .. (os.getenv "LUA_CPATH" or ";"),
   ORRERY_LUA = interpreter,
   ORRERY_ROOT = root,
   ORRERY_BUILD = build,
