@@ -21,4 +21,5 @@ for _, name in ipairs(arg) do
   end
 end
 orrery.synchronize()
+if not failed then io.write "every row is within its tolerance\n" end
 os.exit(failed and 1 or 0)
