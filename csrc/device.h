@@ -30,6 +30,10 @@ typedef struct orr_buffer {
   orr_event *readers;      /* last reader of each queue since the writer */
   atomic_uint poison;      /* worker: == orr_poison_epoch() when poisoned */
   struct orr_buffer *next; /* free list */
+  struct orr_block_pool *home; /* where it goes back to (alloc.c); NULL: the device's own pool */
+  bool in_use;             /* somebody owns it */
+  int pins;                /* records that will use it again: it is freed after them */
+  uint64_t made;           /* op_capture.c: which write of which recording it holds; 0: none's */
 } orr_buffer;
 
 typedef enum orr_device_kind {
@@ -97,7 +101,7 @@ typedef struct orr_device {
   size_t total;                     /* CUDA: bytes of its memory */
   struct orr_queue *compute, *comm; /* NULL when inline or meta */
   size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
-  void *pool;                       /* alloc.c */
+  struct orr_block_pool *pool;      /* alloc.c */
 } orr_device;
 
 /* device.c: the table, made at first use from the environment (ORRERY_CPU_DEVICES,
@@ -161,6 +165,18 @@ size_t orr_empty_cache(orr_device *d); /* NULL: all. Synchronises; returns bytes
 void orr_set_memory_limit(orr_device *d, size_t bytes); /* 0: none */
 void orr_reset_peak(orr_device *d);
 void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once; <0: never */
+/* Blocks for one purpose: while a set of pools is used (NULL: none is), new buffers of all
+ * devices come from it, and go back to it. It takes the devices' cached blocks before it asks
+ * for new ones. What it holds when it is freed goes back to the devices. */
+typedef struct orr_pools orr_pools;
+orr_status orr_pools_new(orr_pools **out);
+void orr_pools_free(orr_pools *take_p);
+void orr_pools_use(orr_pools *p);
+bool orr_pools_own(const orr_pools *p, const orr_buffer *b);
+extern uint64_t orr_buffer_made; /* `made` of new buffers */
+/* A pinned buffer is freed when its last pin goes. */
+void orr_buffer_pin(orr_buffer *b);
+void orr_buffer_unpin(orr_buffer *b);
 /* Called when memory is short (full = true) or the budget since the last call is spent:
  * collects the script language's garbage, and gives the bytes of its heap. Set by the
  * binding. */

@@ -66,5 +66,6 @@ int orr_lua_open_step(lua_State *L);   /* lua_step.c */
 int orr_lua_open_optim(lua_State *L);  /* lua_optim.c */
 int orr_lua_open_random(lua_State *L); /* lua_random.c */
 int orr_lua_open_record(lua_State *L); /* lua_record.c */
+int orr_lua_open_capture(lua_State *L); /* lua_capture.c */
 
 #endif

@@ -1,0 +1,125 @@
+/* op_replay.c: a recorded step run again (op_capture.h).
+ *
+ * Invariant: a replay pushes the actions in the order in which they were recorded; before a
+ * host part, leaves have the gradients that they had there, and random numbers stand where they
+ * stood there, counted from where the replay began.
+ * To add an argument that changes from step to step: refresh.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "interrupt.h"
+#include "op.h"
+#include "op_capture_int.h"
+
+static orr_capture *fed; /* whose host part is a feed, and runs */
+
+/* ---- numbers of an optimizer ---- */
+
+bool orr_capture_feeding(void) { return fed != NULL; }
+
+void orr_capture_feed(const orr_op *op, const orr_args *args) {
+  const orr_host_part *h = &fed->host[fed->entered];
+  fed->steps++;
+  for (int k = h->first; k < h->last; k++) {
+    orr_action *a = &fed->action[k];
+    if (a->work && a->work->op == op && a->step == fed->steps)
+      memcpy(a->work->args.f, args->f, sizeof args->f);
+  }
+}
+
+/* ---- state of the script's side ---- */
+
+static void set_grad(orr_tensor *leaf, orr_tensor *grad) {
+  if (leaf->grad == grad) return;
+  if (leaf->grad) orr_tensor_free(leaf->grad);
+  leaf->grad = grad ? orr_tensor_ref(grad) : NULL;
+}
+
+/* As far from the beginning of this step as `at` was from the recorded one's. */
+static void set_random(const orr_capture *c, const orr_random_state *at) {
+  orr_random_state s = c->base;
+  for (int k = 0; k < ORR_N_STREAMS; k++)
+    s.stream[k].call += at->stream[k].call - c->first.stream[k].call;
+  orr_random_set(&s);
+}
+
+bool orr_capture_fits(const orr_capture *c, char *buf, size_t size) {
+  char text[300];
+  for (int k = 0; k < c->n_leaves; k++) {
+    const orr_leaf *l = &c->leaf[k];
+    if (l->had == (l->leaf->grad != NULL)) continue;
+    snprintf(buf, size, "the gradient of a parameter %s %s, unlike when the step was recorded",
+             orr_tensor_text(l->leaf, text, sizeof text), l->had ? "is not there" : "is there");
+    return false;
+  }
+  return true;
+}
+
+void orr_capture_begin(orr_capture *c) {
+  orr_zero_release();
+  orr_sequence_release();
+  c->base = orr_random_get();
+  c->done = 0;
+  c->entered = -1;
+}
+
+void orr_capture_end(orr_capture *c) {
+  fed = NULL;
+  for (int k = 0; k < c->n_leaves; k++) set_grad(c->leaf[k].leaf, c->leaf[k].grad);
+  for (int k = 0; k < c->n_written; k++) orr_tensor_wrote(c->written[k]);
+  set_random(c, &c->last);
+}
+
+/* ---- actions ---- */
+
+static void refresh(const orr_capture *c, const orr_action *a) {
+  int64_t *key = a->work->args.i;
+  if (!(a->work->op->flags & ORR_OP_KEYED)) return;
+  key[0] = (int64_t)c->base.seed;
+  key[2] = (int64_t)c->base.stream[key[1]].step;
+  key[3] = (int64_t)c->base.stream[key[1]].call + a->call;
+}
+
+static orr_status again(const orr_capture *c, const orr_action *a) {
+  if (a->work) {
+    refresh(c, a);
+    return orr_work_again(a->work);
+  }
+  orr_collective *copy;
+  ORR_TRY(orr_collective_copy(a->collective, &copy));
+  return orr_collective_issue(copy);
+}
+
+static orr_status explain(const orr_action *a, orr_status status) {
+  const orr_work *w = a->work;
+  if (status == ORR_EINTERRUPT || !w) return status;
+  if (!w->source) return orr_fail_in(status, "%s", w->op->name);
+  return orr_fail_in(status, "%s (recorded at %.200s:%d)", w->op->name, w->source, w->line);
+}
+
+orr_status orr_capture_replay(orr_capture *c, int k) {
+  int end = k < c->n_hosts ? c->host[k].first : c->n;
+  for (; c->done < end; c->done++) {
+    const orr_action *a = &c->action[c->done];
+    if (orr_interrupt_pending()) return orr_fail(ORR_EINTERRUPT, "interrupted");
+    orr_status status = again(c, a);
+    if (status) return explain(a, status);
+  }
+  return ORR_OK;
+}
+
+void orr_capture_enter(orr_capture *c, int k) {
+  const orr_host_part *h = &c->host[k];
+  for (int i = 0; i < h->n_grads; i++) set_grad(c->leaf[i].leaf, h->grad[i]);
+  set_random(c, &h->at);
+  c->entered = k;
+  c->steps = 0;
+  if (h->kind == ORR_HOST_FEED) fed = c;
+}
+
+void orr_capture_leave(orr_capture *c) {
+  const orr_host_part *h = &c->host[c->entered];
+  fed = NULL;
+  if (h->kind == ORR_HOST_ASIDE) c->done = h->last;
+}
