@@ -145,6 +145,7 @@ orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *
  * `other` has issued. */
 orr_status orr_queue_wait(struct orr_queue *q, struct orr_queue *other);
 bool orr_event_done(orr_event e);
+orr_event orr_queue_last(struct orr_queue *q); /* of what was pushed last */
 /* Controller; polls interrupts; drives non-thread engines. */
 orr_status orr_event_wait(orr_event e);
 /* Worker: something a ready() may look at has changed (by an atomic read-modify-write or a

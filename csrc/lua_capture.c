@@ -50,7 +50,8 @@ static int start(lua_State *L) {
 /* capture_stop(record): why it cannot be repeated, nil where it can; how many calls. */
 static int stop(lua_State *L) {
   orr_capture *c = record_at(L, 1);
-  orr_capture_stop(c);
+  orr_lua_enter(L);
+  orr_lua_try(L, orr_capture_stop(c));
   if (*orr_capture_why(c)) lua_pushstring(L, orr_capture_why(c));
   else lua_pushnil(L);
   lua_pushinteger(L, orr_capture_count(c));
@@ -116,7 +117,8 @@ static int fits(lua_State *L) {
 }
 
 static int begin(lua_State *L) {
-  orr_capture_begin(record_at(L, 1));
+  orr_lua_enter(L);
+  orr_lua_try(L, orr_capture_begin(record_at(L, 1)));
   return 0;
 }
 
@@ -143,26 +145,33 @@ static int leave(lua_State *L) {
   return 0;
 }
 
-/* capture_same_form(a, b): shape, dtype and layout. */
+/* capture_same_form(a, b): shape, dtype, layout and part in the batch. */
 static int same_form(lua_State *L) {
   const orr_tensor *a = orr_lua_check(L, 1), *b = orr_lua_check(L, 2);
   size_t dims = (size_t)a->meta.ndim * sizeof a->meta.shape[0];
   bool same = a->meta.dtype == b->meta.dtype && a->meta.ndim == b->meta.ndim &&
               memcmp(a->meta.shape, b->meta.shape, dims) == 0 &&
               orr_layout_equal(a->layout, b->layout) && a->is_batch == b->is_batch;
-  for (int r = 0; same && r < a->n; r++)
-    same = memcmp(a->shard[r].stride, b->shard[r].stride, dims) == 0;
   lua_pushboolean(L, same);
   return 1;
+}
+
+static orr_status copy_into(orr_tensor *y, orr_tensor *t) {
+  orr_tensor *in[2] = {y, t}, *out;
+  bool was = orr_set_grad_mode(false);
+  orr_status status = orr_dispatch(&orr_op_copy_, in, 2, NULL, true, &out);
+  orr_set_grad_mode(was);
+  if (!status) orr_tensor_free(out);
+  return status;
 }
 
 /* capture_slot(t): a tensor of t's form, in memory of its own, with its values. */
 static int slot(lua_State *L) {
   orr_tensor *t = orr_lua_check(L, 1), *y;
   orr_lua_enter(L);
-  bool was = orr_set_grad_mode(false);
-  orr_status status = orr_call1(&orr_op_clone, t, NULL, &y);
-  orr_set_grad_mode(was);
+  orr_lua_try(L, orr_tensor_new(&t->meta, t->layout, t, &y));
+  orr_status status = copy_into(y, t);
+  if (status) orr_tensor_free(y);
   orr_lua_try(L, status);
   y->is_batch = t->is_batch;
   orr_lua_push(L, y);
@@ -171,14 +180,9 @@ static int slot(lua_State *L) {
 
 /* capture_fill(slot, t): the slot gets t's values. */
 static int fill(lua_State *L) {
-  orr_tensor *in[2] = {orr_lua_check(L, 1), orr_lua_check(L, 2)}, *y;
-  if (in[0]->storage == in[1]->storage) return 0;
+  orr_tensor *y = orr_lua_check(L, 1), *t = orr_lua_check(L, 2);
   orr_lua_enter(L);
-  bool was = orr_set_grad_mode(false);
-  orr_status status = orr_dispatch(&orr_op_copy_, in, 2, NULL, true, &y);
-  orr_set_grad_mode(was);
-  orr_lua_try(L, status);
-  orr_tensor_free(y);
+  if (y->storage != t->storage) orr_lua_try(L, copy_into(y, t));
   return 0;
 }
 

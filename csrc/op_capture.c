@@ -141,7 +141,7 @@ static void note_written(orr_tensor *t) {
   else c->n_written++;
 }
 
-void orr_capture_leaf(orr_tensor *leaf) {
+void orr_capture_leaf(orr_tensor *leaf, bool drops) {
   orr_capture *c = now;
   if (!c) return;
   for (int k = 0; k < c->n_leaves; k++)
@@ -151,7 +151,7 @@ void orr_capture_leaf(orr_tensor *leaf) {
     return;
   }
   c->leaf[c->n_leaves++] =
-      (orr_leaf){.leaf = orr_tensor_ref(leaf), .had = leaf->grad != NULL};
+      (orr_leaf){.leaf = orr_tensor_ref(leaf), .had = leaf->grad != NULL, .drops = drops};
 }
 
 static void watch(orr_capture *c) {
@@ -207,17 +207,43 @@ orr_status orr_capture_start(orr_pools *pools, orr_capture **out) {
   return ORR_OK;
 }
 
-void orr_capture_stop(orr_capture *c) {
-  if (now != c) return;
+static orr_status add_queue(orr_capture *c, struct orr_queue *q) {
+  for (int k = 0; k < c->n_queues; k++)
+    if (c->queue[k] == q) return ORR_OK;
+  ORR_TRY(orr_capture_grow((void **)&c->queue, c->n_queues, &c->queue_room, sizeof(void *)));
+  c->queue[c->n_queues++] = q;
+  return ORR_OK;
+}
+
+/* Devices without queues have none to wait for. */
+static orr_status find_queues(orr_capture *c) {
+  for (int k = 0; k < c->n; k++) {
+    const orr_work *w = c->action[k].work;
+    const orr_collective *of = c->action[k].collective;
+    for (int i = 0; i < (w ? w->n_shards : of->n); i++) {
+      orr_device *d = w ? orr_device_at(w->mesh->device[i]) : of->part[i].device;
+      struct orr_queue *q = of && of->use_comm ? d->comm : d->compute;
+      if (!d->is_inline) ORR_TRY(add_queue(c, q));
+    }
+  }
+  for (int k = 0; k < 2; k++) {
+    c->end[k] = calloc((size_t)c->n_queues + 1, sizeof *c->end[k]);
+    if (!c->end[k]) return orr_fail(ORR_EMEM, "out of host memory for a captured step");
+  }
+  return ORR_OK;
+}
+
+orr_status orr_capture_stop(orr_capture *c) {
+  if (now != c) return ORR_OK;
   orr_zero_release();
   orr_sequence_release();
   c->last = orr_random_get();
-  if (c->last.seed != c->first.seed) orr_capture_refuse("the step sets the seed");
   for (int k = 0; k < c->n_leaves; k++) {
     orr_tensor *g = c->leaf[k].leaf->grad;
     c->leaf[k].grad = g ? orr_tensor_ref(g) : NULL;
   }
   watch(NULL);
+  return find_queues(c);
 }
 
 const char *orr_capture_why(const orr_capture *c) { return c->why; }
@@ -233,7 +259,7 @@ static void free_tensors(orr_tensor **list, int n) {
 void orr_capture_free(orr_capture *take_c) {
   orr_capture *c = take_c;
   if (!c) return;
-  orr_capture_stop(c);
+  (void)orr_capture_stop(c);
   for (int k = 0; k < c->n; k++) {
     if (c->action[k].work) orr_work_free(c->action[k].work);
     if (c->action[k].collective) orr_collective_free(c->action[k].collective);
@@ -246,6 +272,8 @@ void orr_capture_free(orr_capture *take_c) {
   }
   for (int k = 0; k < c->n_hosts; k++) free_tensors(c->host[k].grad, c->host[k].n_grads);
   free_tensors(c->written, c->n_written);
+  for (int k = 0; k < 2; k++) free(c->end[k]);
+  free(c->queue);
   free(c->action);
   free(c->found);
   free(c->leaf);

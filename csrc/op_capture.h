@@ -29,12 +29,13 @@ bool orr_capturing(void);
 orr_status orr_capture_work(const orr_work *w);
 /* What the step did cannot be repeated: the first reason stays, with the line in hand. */
 void orr_capture_refuse(const char *format, ...) ORR_PRINTF(1, 2);
-/* tape_backward.c, the binding: the gradient of a leaf is about to be set. */
-void orr_capture_leaf(orr_tensor *leaf);
+/* tape_backward.c, the binding: the gradient of a leaf is about to be set; drops: to another,
+ * without a look at the one it has. */
+void orr_capture_leaf(orr_tensor *leaf, bool drops);
 
 /* Begins a recording whose memory comes from `pools`, which must outlive it. */
 orr_status orr_capture_start(orr_pools *pools, orr_capture **out);
-void orr_capture_stop(orr_capture *c);
+orr_status orr_capture_stop(orr_capture *c);
 void orr_capture_free(orr_capture *take_c);
 /* Why it cannot be repeated; "": it can. */
 const char *orr_capture_why(const orr_capture *c);
@@ -66,7 +67,7 @@ orr_status orr_capture_replay(orr_capture *c, int k);
 void orr_capture_enter(orr_capture *c, int k);
 void orr_capture_leave(orr_capture *c);
 /* Before the first orr_capture_replay of a step, and after its last, also if one failed. */
-void orr_capture_begin(orr_capture *c);
+orr_status orr_capture_begin(orr_capture *c);
 void orr_capture_end(orr_capture *c);
 int orr_capture_count(const orr_capture *c); /* actions */
 

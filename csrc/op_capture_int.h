@@ -22,6 +22,7 @@ typedef struct orr_action {
 typedef struct orr_leaf {
   orr_tensor *leaf, *grad; /* owned; grad: at the end */
   bool had;                /* a gradient when the recording began */
+  bool drops;              /* that one, whether it is there or not */
 } orr_leaf;
 
 typedef struct orr_host_part {
@@ -49,6 +50,10 @@ struct orr_capture {
   bool in_host;
   orr_random_state first, last; /* random numbers at both ends */
   char why[400];
+  struct orr_queue **queue; /* that it pushes to */
+  int n_queues, queue_room;
+  orr_event *end[2]; /* of the last replays, by queue: the controller is two ahead at most */
+  int n_replays;
   /* while it is replayed */
   int done; /* actions */
   int entered;

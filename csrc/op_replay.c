@@ -48,7 +48,7 @@ bool orr_capture_fits(const orr_capture *c, char *buf, size_t size) {
   char text[300];
   for (int k = 0; k < c->n_leaves; k++) {
     const orr_leaf *l = &c->leaf[k];
-    if (l->had == (l->leaf->grad != NULL)) continue;
+    if (l->drops || l->had == (l->leaf->grad != NULL)) continue;
     snprintf(buf, size, "the gradient of a parameter %s %s, unlike when the step was recorded",
              orr_tensor_text(l->leaf, text, sizeof text), l->had ? "is not there" : "is there");
     return false;
@@ -56,12 +56,15 @@ bool orr_capture_fits(const orr_capture *c, char *buf, size_t size) {
   return true;
 }
 
-void orr_capture_begin(orr_capture *c) {
+orr_status orr_capture_begin(orr_capture *c) {
+  const orr_event *end = c->end[c->n_replays % 2];
+  for (int k = 0; k < c->n_queues; k++) ORR_TRY(orr_event_wait(end[k]));
   orr_zero_release();
   orr_sequence_release();
   c->base = orr_random_get();
   c->done = 0;
   c->entered = -1;
+  return ORR_OK;
 }
 
 void orr_capture_end(orr_capture *c) {
@@ -69,6 +72,8 @@ void orr_capture_end(orr_capture *c) {
   for (int k = 0; k < c->n_leaves; k++) set_grad(c->leaf[k].leaf, c->leaf[k].grad);
   for (int k = 0; k < c->n_written; k++) orr_tensor_wrote(c->written[k]);
   set_random(c, &c->last);
+  orr_event *end = c->end[c->n_replays++ % 2];
+  for (int k = 0; k < c->n_queues; k++) end[k] = orr_queue_last(c->queue[k]);
 }
 
 /* ---- actions ---- */

@@ -165,8 +165,8 @@ struct orr_tensor {
   int hooks;                /* the binding's reference to gradient hooks; 0: none */
 };
 
-/* While a step is captured (op_capture.c), NULL else: t is written in place; values go between
- * tensors and the host, as `what` says. */
+/* While a step is captured (op_capture.c), NULL else: t is written in place; the step does
+ * `what`, in which the host takes part. */
 extern void (*orr_wrote_hook)(orr_tensor *t);
 extern void (*orr_host_hook)(const char *what);
 /* How a tensor gives back its node and its hooks: set by tape.c and the binding. */

@@ -13,6 +13,7 @@ local is_tensor, same_form, fill = core.is_tensor, core.capture_same_form, core.
 local unpack, select = table.unpack or unpack, select
 
 local MOST_TRIES = 8 -- recordings of one form that differ before it is left alone
+local MOST_FORMS = 8 -- forms of arguments: each has slots and a recording
 
 ---@class orrery.Captured
 ---@field replays integer how many calls were replayed
@@ -21,26 +22,20 @@ local MOST_TRIES = 8 -- recordings of one form that differ before it is left alo
 local Captured = {}
 Captured.__index = Captured
 
--- What decides what a function does beside its arguments: how parameters stand, modes of modules and ops.
+-- What decides what a function does beside its arguments: modes of modules and ops.
 local function modes_now()
   local modes, why = core.capture_modes()
-  if not modes then return nil, why end
-  return modes + 8 * moved.changes
+  return modes and modes + 8 * moved.modes, why
 end
 
 -- Arguments ---------------------------------------------------------------------------------------
 
 -- A copy of an argument in which every tensor stands in a slot of its own.
-local function slots_of(value, list)
-  if is_tensor(value) then
-    local slot = core.capture_slot(value)
-    list[#list + 1] = slot
-    return slot
-  elseif type(value) ~= "table" or getmetatable(value) then
-    return value
-  end
+local function slots_of(value)
+  if is_tensor(value) then return core.capture_slot(value) end
+  if type(value) ~= "table" or getmetatable(value) then return value end
   local copy = {}
-  for key, inner in pairs(value) do copy[key] = slots_of(inner, list) end
+  for key, inner in pairs(value) do copy[key] = slots_of(inner) end
   return copy
 end
 
@@ -219,7 +214,7 @@ end
 
 -- Calls -------------------------------------------------------------------------------------------
 
--- The form of the arguments; a new one where they have none.
+-- The form of the arguments; a new one where they have none, nil where there are too many.
 local function form_of(self, modes, ...)
   local n = select("#", ...)
   for _, form in ipairs(self._forms) do
@@ -227,7 +222,9 @@ local function form_of(self, modes, ...)
     for k = 1, same and n or 0 do same = same and fits(form.args[k], (select(k, ...))) end
     if same then return form end
   end
-  local form = { modes = modes, n = n, tries = 0 }
+  if #self._forms == MOST_FORMS then return nil end
+  local form = { modes = modes, n = n, tries = 0, fresh = true, args = {} }
+  for k = 1, n do form.args[k] = slots_of((select(k, ...))) end
   self._forms[#self._forms + 1] = form
   return form
 end
@@ -244,18 +241,23 @@ local function call(self, ...)
   for k = 1, select("#", ...) do
     if wants_grad((select(k, ...))) then return run(self, "an argument requires grad", ...) end
   end
+  if self._changes ~= moved.changes then self:reset() end
   local form = form_of(self, modes, ...)
+  if not form then
+    return run(self, ("its arguments have had more than %d forms (shapes, layouts, values, modes)"):format(
+      MOST_FORMS), ...)
+  end
   if form.ready then
     why = core.capture_fits(form.made.record)
     if not why then return replay_form(self, form, ...) end
     return run(self, why, ...)
   end
   if form.tries == MOST_TRIES then return run(self, form.why, ...) end
-  if not form.args then
-    local list = {}
-    form.args = {}
-    for k = 1, form.n do form.args[k] = slots_of((select(k, ...)), list) end
-    return run(self, "the first run of arguments of this form is not recorded", ...)
+  if form.fresh then
+    form.fresh = false
+    local results = pack(run(self, "the first run of arguments of this form is not recorded", ...))
+    self._changes = moved.changes -- nothing is recorded yet that a change made in it could make wrong
+    return unpack(results, 1, results.n)
   end
   for k = 1, form.n do load(form.args[k], (select(k, ...))) end
   self.runs = self.runs + 1
@@ -271,7 +273,7 @@ Captured.__call = call
 function Captured:reason() return self._reason end
 
 --- Forgets all recordings: after a change that Orrery cannot see, such as another layer in the net.
-function Captured:reset() self._forms = {} end
+function Captured:reset() self._forms, self._changes = {}, moved.changes end
 
 function Captured:__tostring()
   return ("captured step: %d replayed, %d run%s"):format(self.replays, self.runs,
@@ -293,7 +295,8 @@ end
 ---@return orrery.Captured captured call it as f
 local function capture(f)
   if type(f) ~= "function" then check.raise("capture: expected a function, got %s", type(f)) end
-  return setmetatable({ _f = f, _forms = {}, _pools = core.capture_pools(), replays = 0, runs = 0 }, Captured)
+  return setmetatable({ _f = f, _forms = {}, _pools = core.capture_pools(), _changes = moved.changes,
+    replays = 0, runs = 0 }, Captured)
 end
 
 return capture

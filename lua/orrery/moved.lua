@@ -1,20 +1,26 @@
--- Counts the times that parameters were moved: to another layout, device or dtype, keeping
--- their identity.
--- Invariant: whoever moves parameters in place calls note() afterwards (nn's :to, parallel's
--- placing), so that what was made like a parameter (optimiser state) knows to follow it.
--- Invariant: whoever changes what modules or optimisers do at their next call, other than by values in
--- tensors, calls changed() (train and eval, freezing, loading an optimiser), so that a captured step runs
--- anew.
--- To add a follower: keep the count that was seen, and compare it with `count` (`changes`) before use.
-local moved = { count = 0, changes = 0 }
+-- Counts what changes modules and optimisers other than by values in tensors, for those who keep something
+-- that was made from them.
+-- Invariant: whoever moves parameters in place calls note() afterwards (nn's :to, parallel's placing), so
+-- that what was made like a parameter (optimiser state) knows to follow it; whoever changes for good what
+-- the next call does (freezing, loading an optimiser) calls changed(); train and eval call switch(), which
+-- going back undoes.
+-- To add a follower: keep what was seen, and compare it with `count`, `changes` or `modes` before use.
+local moved = { count = 0, changes = 0, modes = 0 }
 
---- Says that modules or optimisers will do something else.
+--- Says that modules or optimisers will do something else from now on.
 function moved.changed() moved.changes = moved.changes + 1 end
 
---- Says that parameters have moved.
+--- Says that parameters have moved: to another layout, device or dtype, keeping their identity.
 function moved.note()
   moved.count = moved.count + 1
   moved.changed()
+end
+
+--- Says that the module of that serial is in training mode, or is not any more: `modes` is the sum of what
+--- stands for those that are not (Knuth 1973, The Art of Computer Programming 3, section 6.4: the multiplier).
+function moved.switch(serial, training)
+  local word = serial * 2654435761 % 2 ^ 32
+  moved.modes = moved.modes + (training and -word or word)
 end
 
 return moved

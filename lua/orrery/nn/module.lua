@@ -219,7 +219,7 @@ end
 function Module:train(on)
   if on == nil then on = true end
   for _, module in ipairs(self:modules()) do
-    if module.training ~= on then moved.changed() end
+    if module.training ~= on then moved.switch(module._serial, on) end
     module.training = on
   end
   return self
