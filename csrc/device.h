@@ -84,6 +84,12 @@ typedef struct orr_backend {
    * pushed (false: the core's own), then called by each part's worker, its queue entered. */
   bool (*collective_new)(struct orr_collective *c);
   orr_status (*collective_run)(struct orr_collective *c, int part);
+  /* Worker of q, which is entered: issues what issue(arg) issues, which is the same each time;
+   * from the second time on as one graph that is kept in *graph. False: nothing was issued, the
+   * caller has to. */
+  bool (*graph_run)(struct orr_queue *q, void **graph, orr_status (*issue)(void *arg),
+                    void *arg);
+  void (*graph_free)(void *graph); /* none of its launches may be left */
 } orr_backend;
 
 static inline bool orr_backend_is_async(const orr_backend *b) { return b->queue_open != NULL; }

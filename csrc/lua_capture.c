@@ -110,6 +110,11 @@ static int host_end(lua_State *L) {
   return 0;
 }
 
+static int prepare(lua_State *L) {
+  orr_lua_try(L, orr_capture_prepare(record_at(L, 1)));
+  return 0;
+}
+
 /* capture_fits(record): why it does not, or nil. */
 static int fits(lua_State *L) {
   char text[600];
@@ -141,7 +146,8 @@ static int enter(lua_State *L) {
 }
 
 static int leave(lua_State *L) {
-  orr_capture_leave(record_at(L, 1));
+  (void)L;
+  orr_capture_leave();
   return 0;
 }
 
@@ -228,6 +234,7 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_made", made},
                                        {"capture_host", host},
                                        {"capture_host_end", host_end},
+                                       {"capture_prepare", prepare},
                                        {"capture_fits", fits},
                                        {"capture_begin", begin},
                                        {"capture_end", end},

@@ -260,6 +260,7 @@ void orr_capture_free(orr_capture *take_c) {
   orr_capture *c = take_c;
   if (!c) return;
   (void)orr_capture_stop(c);
+  orr_capture_drop_units(c);
   for (int k = 0; k < c->n; k++) {
     if (c->action[k].work) orr_work_free(c->action[k].work);
     if (c->action[k].collective) orr_collective_free(c->action[k].collective);

@@ -63,9 +63,11 @@ bool orr_capture_fits(const orr_capture *c, char *buf, size_t size);
 /* Runs the actions before host part k (past the last: all that are left) that have not run. Then
  * leaves have the gradients, and random numbers the position, of that moment. */
 orr_status orr_capture_replay(orr_capture *c, int k);
-/* Host part k is about to run, and has run: an aside's actions count as run. */
+/* Host part k is about to run, and has run. */
 void orr_capture_enter(orr_capture *c, int k);
-void orr_capture_leave(orr_capture *c);
+void orr_capture_leave(void);
+/* The recording will be replayed: puts calls together. */
+orr_status orr_capture_prepare(orr_capture *c);
 /* Before the first orr_capture_replay of a step, and after its last, also if one failed. */
 orr_status orr_capture_begin(orr_capture *c);
 void orr_capture_end(orr_capture *c);

@@ -8,6 +8,7 @@
 #ifndef ORR_OP_CAPTURE_INT_H
 #define ORR_OP_CAPTURE_INT_H
 
+#include "op_block.h"
 #include "op_capture.h"
 
 typedef struct orr_action {
@@ -32,6 +33,12 @@ typedef struct orr_host_part {
   orr_random_state at; /* random numbers at its beginning */
 } orr_host_part;
 
+/* Actions [first, last) at once. */
+typedef struct orr_unit {
+  int first, last;
+  orr_block *block; /* owned; NULL: the one action, by itself */
+} orr_unit;
+
 struct orr_capture {
   orr_pools *pools;
   uint64_t number; /* of the recording, from 1; the high half of `made` */
@@ -54,11 +61,16 @@ struct orr_capture {
   int n_queues, queue_room;
   orr_event *end[2]; /* of the last replays, by queue: the controller is two ahead at most */
   int n_replays;
+  struct orr_unit *unit; /* how it is replayed: actions in blocks where they can be */
+  int n_units;
   /* while it is replayed */
-  int done; /* actions */
+  int at; /* the next unit */
   int entered;
   orr_random_state base;
 };
+
+/* op_replay.c */
+void orr_capture_drop_units(orr_capture *c);
 
 /* Room for one more of n in *list; NULL in err: none. */
 orr_status orr_capture_grow(void **list, int n, int *room, size_t size);

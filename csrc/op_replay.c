@@ -6,6 +6,7 @@
  * To add an argument that changes from step to step: refresh.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "interrupt.h"
@@ -62,7 +63,7 @@ orr_status orr_capture_begin(orr_capture *c) {
   orr_zero_release();
   orr_sequence_release();
   c->base = orr_random_get();
-  c->done = 0;
+  c->at = 0;
   c->entered = -1;
   return ORR_OK;
 }
@@ -103,13 +104,68 @@ static orr_status explain(const orr_action *a, orr_status status) {
   return orr_fail_in(status, "%s (recorded at %.200s:%d)", w->op->name, w->source, w->line);
 }
 
+/* ---- units ---- */
+
+/* A call that is fed gets new numbers while older replays wait in the queues. */
+static bool joins(const orr_action *a) { return a->work && !a->step && orr_block_takes(a->work); }
+
+static bool begins_host(const orr_capture *c, int k) {
+  for (int h = 0; h < c->n_hosts; h++)
+    if (c->host[h].first == k || c->host[h].last == k) return true;
+  return false;
+}
+
+static int unit_end(const orr_capture *c, int first) {
+  int k = first + 1;
+  if (!joins(&c->action[first])) return k;
+  while (k < c->n && joins(&c->action[k]) && !begins_host(c, k)) k++;
+  return k;
+}
+
+static orr_status make_block(const orr_capture *c, orr_unit *u, orr_work **room) {
+  if (u->last - u->first < 2) return ORR_OK;
+  for (int k = u->first; k < u->last; k++) room[k - u->first] = c->action[k].work;
+  return orr_block_new(room, u->last - u->first, &u->block);
+}
+
+orr_status orr_capture_prepare(orr_capture *c) {
+  orr_work **room = malloc((size_t)c->n * sizeof *room + 1);
+  c->unit = calloc((size_t)c->n + 1, sizeof *c->unit);
+  orr_status status = room && c->unit
+                          ? ORR_OK
+                          : orr_fail(ORR_EMEM, "out of host memory for a captured step");
+  for (int k = 0; k < c->n && !status;) {
+    orr_unit *u = &c->unit[c->n_units++];
+    u->first = k;
+    k = u->last = unit_end(c, k);
+    status = make_block(c, u, room);
+  }
+  free(room);
+  return status;
+}
+
+/* Items of it may be left where waiting was cut short: then it stays. */
+void orr_capture_drop_units(orr_capture *c) {
+  bool idle = true;
+  for (int k = 0; k < 2 && c->end[k]; k++)
+    for (int i = 0; i < c->n_queues; i++) idle = idle && !orr_event_wait(c->end[k][i]);
+  for (int k = 0; k < c->n_units && idle; k++) orr_block_free(c->unit[k].block);
+  if (idle) free(c->unit);
+}
+
+static orr_status run_unit(const orr_capture *c, const orr_unit *u) {
+  const orr_action *a = &c->action[u->first];
+  if (orr_interrupt_pending()) return orr_fail(ORR_EINTERRUPT, "interrupted");
+  if (u->block) return orr_block_push(u->block);
+  orr_status status = again(c, a);
+  return status ? explain(a, status) : ORR_OK;
+}
+
 orr_status orr_capture_replay(orr_capture *c, int k) {
   int end = k < c->n_hosts ? c->host[k].first : c->n;
-  for (; c->done < end; c->done++) {
-    const orr_action *a = &c->action[c->done];
-    if (orr_interrupt_pending()) return orr_fail(ORR_EINTERRUPT, "interrupted");
-    orr_status status = again(c, a);
-    if (status) return explain(a, status);
+  while (c->at < c->n_units && c->unit[c->at].first < end) {
+    ORR_TRY(run_unit(c, &c->unit[c->at]));
+    c->at++;
   }
   return ORR_OK;
 }
@@ -123,8 +179,6 @@ void orr_capture_enter(orr_capture *c, int k) {
   if (h->kind == ORR_HOST_FEED) fed = c;
 }
 
-void orr_capture_leave(orr_capture *c) {
-  const orr_host_part *h = &c->host[c->entered];
+void orr_capture_leave(void) {
   fed = NULL;
-  if (h->kind == ORR_HOST_ASIDE) c->done = h->last;
 }

@@ -156,16 +156,17 @@ void orr_work_free(orr_work *take_w) {
   if (atomic_fetch_sub(&take_w->left, 1) == 1) free(take_w);
 }
 
+orr_status orr_work_issue(const orr_work *w, int shard) {
+  bool skip = poisoned(w, shard);
+  orr_status status = skip ? ORR_OK : run_timed(w, shard);
+  if (status) report(w, shard, status);
+  set_poison(w, shard, skip || status ? orr_poison_epoch() : 0);
+  return status;
+}
+
 static void run_shard(void *arg, int shard) {
-  orr_work *w = arg;
-  if (poisoned(w, shard)) {
-    set_poison(w, shard, orr_poison_epoch());
-  } else {
-    orr_status status = run_timed(w, shard);
-    if (status) report(w, shard, status);
-    set_poison(w, shard, status ? orr_poison_epoch() : 0);
-  }
-  orr_work_free(w);
+  (void)orr_work_issue(arg, shard);
+  orr_work_free(arg);
 }
 
 static int deps_max(orr_buffer *const *b, int n) {

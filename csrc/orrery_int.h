@@ -431,6 +431,8 @@ orr_status orr_run_call(orr_call *c);
 /* A record that was run, again, on the same memory: inline as it is, else as a copy. */
 orr_status orr_work_again(const orr_work *w);
 orr_status orr_work_copy(const orr_work *w, orr_work **out); /* owned */
+/* Worker: what the item of a shard does; what failed is reported. */
+orr_status orr_work_issue(const orr_work *w, int shard);
 void orr_work_free(orr_work *take_w);
 
 /* Meshes of the stages of one pipeline, in order: an op whose tensors stand on several of them

@@ -179,6 +179,7 @@ local function try(self, form)
   if not why and before then
     why = core.capture_differs(made.record, before.record)
     form.ready = not why
+    if not why then core.capture_prepare(made.record) end
   elseif not why then
     why = "it was recorded, and has to be the same once more"
   end
@@ -196,7 +197,7 @@ local function replay(made)
     core.capture_replay(record, k)
     core.capture_enter(record, k)
     part.f(unpack(part, 1, part.n))
-    core.capture_leave(record)
+    core.capture_leave()
   end
   core.capture_replay(record)
 end
