@@ -27,13 +27,13 @@ typedef struct orr_buffer {
   size_t capacity;  /* of the block */
   orr_event writer; /* last writer */
   int n_readers, cap_readers;
-  orr_event *readers;      /* last reader of each queue since the writer */
-  atomic_uint poison;      /* worker: == orr_poison_epoch() when poisoned */
-  struct orr_buffer *next; /* free list */
-  struct orr_block_pool *home; /* where it goes back to (alloc.c); NULL: the device's own pool */
-  bool in_use;             /* somebody owns it */
-  int pins;                /* records that will use it again: it is freed after them */
-  uint64_t made;           /* op_capture.c: which write of which recording it holds; 0: none's */
+  orr_event *readers;          /* last reader of each queue since the writer */
+  atomic_uint poison;          /* worker: == orr_poison_epoch() when poisoned */
+  struct orr_buffer *next;     /* free list */
+  struct orr_block_pool *home; /* where it goes back to (alloc.c); NULL: the device's pool */
+  bool in_use;                 /* somebody owns it */
+  int pins;                    /* records that will use it again: it is freed after them */
+  uint64_t made; /* op_capture.c: which write of which recording it holds; 0: none's */
 } orr_buffer;
 
 typedef enum orr_device_kind {

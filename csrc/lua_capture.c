@@ -10,6 +10,7 @@
 #include "op.h"
 #include "op_capture.h"
 #include "op_record.h"
+#include "plugin.h"
 #include "tape.h"
 
 #define POOLS "orrery.CapturePools"
@@ -205,7 +206,9 @@ static int modes(lua_State *L) {
     lua_pushstring(L, seen);
     return 2;
   }
-  lua_pushinteger(L, 2 * (orr_autocast() + 1) + orr_grad_mode());
+  int n = 2 * (orr_autocast() + 1) + orr_grad_mode();
+  n = 4 * n + 2 * orr_plugin_choice(ORR_DETERMINISTIC) + orr_plugin_choice(ORR_ALLOW_TF32);
+  lua_pushinteger(L, n);
   return 1;
 }
 

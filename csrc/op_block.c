@@ -24,7 +24,7 @@ typedef struct orr_block_part {
   struct orr_block_call {
     const orr_work *work;
     int shard;
-  } *call;
+  } * call;
   int n;
   orr_touch *touch;
   int n_touched;
@@ -48,14 +48,12 @@ bool orr_block_takes(const orr_work *w) {
 
 /* ---- workers ---- */
 
+/* For a graph: what fails is nobody's error, the calls are then issued one by one. */
 static orr_status issue(void *arg) {
   const orr_block_part *p = arg;
-  orr_status failed = ORR_OK;
-  for (int k = 0; k < p->n; k++) {
-    orr_status status = orr_work_issue(p->call[k].work, p->call[k].shard);
-    if (status) failed = status;
-  }
-  return failed;
+  for (int k = 0; k < p->n; k++)
+    ORR_TRY(p->device->backend->run(p->call[k].work, p->call[k].shard));
+  return ORR_OK;
 }
 
 static bool is_clean(const orr_block_part *p) {
@@ -73,7 +71,9 @@ static void run_part(void *arg, int unused) {
   const orr_backend *backend = p->device->backend;
   (void)unused;
   bool whole = backend->graph_run && is_clean(p) && !orr_profiling() && !orr_timeline_on();
-  if (!whole || !backend->graph_run(p->device->compute, &p->graph, issue, p)) (void)issue(p);
+  if (!whole || !backend->graph_run(p->device->compute, &p->graph, issue, p)) {
+    for (int k = 0; k < p->n; k++) (void)orr_work_issue(p->call[k].work, p->call[k].shard);
+  }
   free(item);
 }
 
@@ -150,16 +150,16 @@ void orr_block_free(orr_block *take_b) {
 static orr_status push_part(orr_block_part *p) {
   struct orr_queue *q = p->device->compute;
   size_t most = 0;
-  for (int k = 0; k < p->n_touched; k++) most += (size_t)orr_buffer_deps_max(p->touch[k].buffer);
+  for (int k = 0; k < p->n_touched; k++)
+    most += (size_t)orr_buffer_deps_max(p->touch[k].buffer);
   orr_block_item *arg = malloc(sizeof *arg + most * sizeof arg->deps[0]);
   if (!arg) return orr_fail(ORR_EMEM, "out of host memory for a captured step");
   arg->part = p;
   orr_item item = {.deps = arg->deps, .run = run_part, .arg = arg};
   for (int k = 0; k < p->n_touched; k++) {
     const orr_touch *t = &p->touch[k];
-    item.n_deps = t->writes
-                      ? orr_buffer_write_deps(t->buffer, q, arg->deps, item.n_deps)
-                      : orr_buffer_read_deps(t->buffer, q, arg->deps, item.n_deps);
+    item.n_deps = t->writes ? orr_buffer_write_deps(t->buffer, q, arg->deps, item.n_deps)
+                            : orr_buffer_read_deps(t->buffer, q, arg->deps, item.n_deps);
   }
   orr_event done;
   orr_status status = orr_queue_push(q, &item, &done);

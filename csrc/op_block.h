@@ -1,8 +1,7 @@
-/* op_block.h: calls in a row as one item a device: what a captured step replays of them.
+/* op_block.h: calls in a row as one item a device: how a captured step replays them.
  *
- * Invariant: a block's calls are immutable and its own; no collective stands between them, so on
- * every device they run in order without a look at other devices. It may stand in the queues
- * several times.
+ * Invariant: a block's calls do not change; no collective stands between them, so every device
+ * runs its own in order without a look at others. It may stand in the queues several times.
  * To add what a backend does with a block: orr_backend.graph_run (device.h).
  */
 #ifndef ORR_OP_BLOCK_H

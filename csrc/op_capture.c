@@ -47,7 +47,7 @@ static const char *kept_name(const char *name) {
   static struct kept {
     struct kept *next;
     char text[];
-  } *all;
+  } * all;
   for (struct kept *k = all; k; k = k->next)
     if (strcmp(k->text, name) == 0) return k->text;
   size_t n = strlen(name) + 1;
@@ -125,9 +125,7 @@ static orr_status capture_collective(const orr_collective *from) {
 
 /* ---- what the step does beside its actions ---- */
 
-static void note_host(const char *what) {
-  orr_capture_refuse("the step %s", what);
-}
+static void note_host(const char *what) { orr_capture_refuse("the step %s", what); }
 
 static void note_written(orr_tensor *t) {
   orr_capture *c = now;
@@ -388,6 +386,12 @@ static bool holds(const orr_tensor *t, const orr_buffer *b) {
   return false;
 }
 
+static const orr_buffer *touched(const orr_action *a, int i) {
+  const orr_collective *c = a->collective;
+  if (a->work) return a->work->buffer[i];
+  return i < c->n_src ? c->src[i].buffer : c->dst[i - c->n_src].buffer;
+}
+
 static bool is_kept(const orr_capture *c, const orr_buffer *b, orr_tensor *const *keep, int n) {
   for (int k = 0; k < n; k++)
     if (holds(keep[k], b)) return true;
@@ -405,9 +409,7 @@ bool orr_capture_escaped(const orr_capture *c, orr_tensor *const *keep, int n, c
   for (int k = 0; k < c->n; k++) {
     const orr_action *a = &c->action[k];
     for (int i = 0; i < a->n_sources; i++) {
-      const orr_buffer *b = a->work                      ? a->work->buffer[i]
-                            : i < a->collective->n_src ? a->collective->src[i].buffer
-                                                       : a->collective->dst[i - a->collective->n_src].buffer;
+      const orr_buffer *b = touched(a, i);
       if (!b || b->made >> 32 != c->number || !b->in_use || is_kept(c, b, keep, n)) continue;
       where_text(a, where, sizeof where);
       snprintf(buf, size,

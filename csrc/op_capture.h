@@ -60,10 +60,10 @@ void orr_capture_feed(const orr_op *op, const orr_args *args);
 
 /* Whether leaves have gradients, or none, as when the recording began; else buf says which. */
 bool orr_capture_fits(const orr_capture *c, char *buf, size_t size);
-/* Runs the actions before host part k (past the last: all that are left) that have not run. Then
- * leaves have the gradients, and random numbers the position, of that moment. */
+/* Runs the actions before host part k (past the last: all that are left) that have not run. */
 orr_status orr_capture_replay(orr_capture *c, int k);
-/* Host part k is about to run, and has run. */
+/* Host part k is about to run: leaves have the gradients, and random numbers the position, that
+ * they had there; and has run. */
 void orr_capture_enter(orr_capture *c, int k);
 void orr_capture_leave(void);
 /* The recording will be replayed: puts calls together. */

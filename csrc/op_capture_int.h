@@ -14,7 +14,7 @@
 typedef struct orr_action {
   orr_work *work;             /* owned; NULL: a collective */
   orr_collective *collective; /* owned */
-  uint64_t *source;           /* owned: of every buffer it touches, its `made`; 0: it was found */
+  uint64_t *source; /* owned: of every buffer it touches, its `made`; 0: it was found */
   int n_sources;
   int step;     /* in a host part: of which of its optimizer steps, from 1 */
   int64_t call; /* of random numbers: draws of their stream since the step began */

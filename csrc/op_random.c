@@ -38,14 +38,26 @@ static orr_status run_draw(const orr_work *w, int shard) {
   return ORR_OK;
 }
 
-const orr_op orr_op_uniform = {
-    .name = "uniform", .flags = ORR_OP_ORIGIN | ORR_OP_KEYED, .n_out = 1, .code = 0, .run = run_draw};
-const orr_op orr_op_normal = {
-    .name = "normal", .flags = ORR_OP_ORIGIN | ORR_OP_KEYED, .n_out = 1, .code = 1, .run = run_draw};
-const orr_op orr_op_randint = {
-    .name = "randint", .flags = ORR_OP_ORIGIN | ORR_OP_KEYED, .n_out = 1, .code = 2, .run = run_draw};
-const orr_op orr_op_bernoulli = {
-    .name = "bernoulli", .flags = ORR_OP_ORIGIN | ORR_OP_KEYED, .n_out = 1, .code = 3, .run = run_draw};
+const orr_op orr_op_uniform = {.name = "uniform",
+                               .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                               .n_out = 1,
+                               .code = 0,
+                               .run = run_draw};
+const orr_op orr_op_normal = {.name = "normal",
+                              .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                              .n_out = 1,
+                              .code = 1,
+                              .run = run_draw};
+const orr_op orr_op_randint = {.name = "randint",
+                               .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                               .n_out = 1,
+                               .code = 2,
+                               .run = run_draw};
+const orr_op orr_op_bernoulli = {.name = "bernoulli",
+                                 .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                                 .n_out = 1,
+                                 .code = 3,
+                                 .run = run_draw};
 
 orr_status orr_random_permutation(const orr_random_key *key, int64_t n, orr_tensor **out) {
   orr_meta meta = {.dtype = ORR_I64, .ndim = 1, .shape = {n}};
@@ -88,15 +100,15 @@ static orr_status grad_dropout(orr_grad *g) {
 }
 
 /* args.i[0..3]: the key; args.i[4..6]: the micro-batch; args.f[0]: p. */
-static const orr_op dropout_keyed = {.name = "dropout_keyed",
-                                     .flags = ORR_OP_ORIGIN | ORR_OP_KEYED |
- ORR_OP_LIKE_IN | ORR_OP_LINEAR,
-                                     .n_in = 1,
-                                     .n_out = 1,
-                                     .infer = orr_infer_same,
-                                     .label = orr_label_same,
-                                     .run = run_dropout,
-                                     .grad = grad_dropout};
+static const orr_op dropout_keyed = {
+    .name = "dropout_keyed",
+    .flags = ORR_OP_ORIGIN | ORR_OP_KEYED | ORR_OP_LIKE_IN | ORR_OP_LINEAR,
+    .n_in = 1,
+    .n_out = 1,
+    .infer = orr_infer_same,
+    .label = orr_label_same,
+    .run = run_dropout,
+    .grad = grad_dropout};
 
 static orr_status compose_dropout(const orr_op *op, orr_tensor *const *in, int n_in,
                                   const orr_args *args, orr_tensor **out) {

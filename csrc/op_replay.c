@@ -107,7 +107,9 @@ static orr_status explain(const orr_action *a, orr_status status) {
 /* ---- units ---- */
 
 /* A call that is fed gets new numbers while older replays wait in the queues. */
-static bool joins(const orr_action *a) { return a->work && !a->step && orr_block_takes(a->work); }
+static bool joins(const orr_action *a) {
+  return a->work && !a->step && orr_block_takes(a->work);
+}
 
 static bool begins_host(const orr_capture *c, int k) {
   for (int h = 0; h < c->n_hosts; h++)
@@ -131,9 +133,8 @@ static orr_status make_block(const orr_capture *c, orr_unit *u, orr_work **room)
 orr_status orr_capture_prepare(orr_capture *c) {
   orr_work **room = malloc((size_t)c->n * sizeof *room + 1);
   c->unit = calloc((size_t)c->n + 1, sizeof *c->unit);
-  orr_status status = room && c->unit
-                          ? ORR_OK
-                          : orr_fail(ORR_EMEM, "out of host memory for a captured step");
+  orr_status status =
+      room && c->unit ? ORR_OK : orr_fail(ORR_EMEM, "out of host memory for a captured step");
   for (int k = 0; k < c->n && !status;) {
     orr_unit *u = &c->unit[c->n_units++];
     u->first = k;
@@ -179,6 +180,4 @@ void orr_capture_enter(orr_capture *c, int k) {
   if (h->kind == ORR_HOST_FEED) fed = c;
 }
 
-void orr_capture_leave(void) {
-  fed = NULL;
-}
+void orr_capture_leave(void) { fed = NULL; }

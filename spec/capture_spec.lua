@@ -1,5 +1,5 @@
--- Captured steps: what a replay computes is, bit for bit, what the function computes; where it could not
--- be, the function runs and `reason` says why.
+-- Captured steps: what a replay computes is, bit for bit where sums have one order, what the function
+-- computes; where it could not be, the function runs and `reason` says why.
 -- To add a plan, a net: `plans`, spec/support/nets.lua. To add a reason: a row in "what is not replayed".
 local orrery = require "orrery"
 local behave = require "spec.support.behave"
@@ -48,10 +48,13 @@ local function train(row, plan, captured, steps, clip)
   return { losses = losses, state = state, f = f, draws = orrery.randn(3):totable() }
 end
 
+-- NCCL adds in an order of its own, another in each run.
+local tolerance = device.kind == "cuda" and 1e-5 or 0
+
 local function same(want, got, what)
-  assert.same(want.losses, got.losses, what)
+  behave.near(want.losses, got.losses, tolerance, what)
   assert.same(want.draws, got.draws, what .. ": random numbers afterwards")
-  for name, values in pairs(want.state) do behave.near(values, got.state[name], 0, what .. ", " .. name) end
+  for name, values in pairs(want.state) do behave.near(values, got.state[name], tolerance, what .. ", " .. name) end
 end
 
 local plans = {
@@ -369,7 +372,9 @@ describe("an error", function()
       return y
     end)
     for _ = 1, 3 do
-      behave.raises(function() f(orrery.ones(2, 2, { device = device.single })) end, "matmul", "capture_spec.lua:")
+      local ok, message = pcall(f, orrery.ones(2, 2, { device = device.single }))
+      assert.is_false(ok)
+      assert.matches("capture_spec.lua:%d+: matmul: the inner sizes differ", message)
     end
     bad = false
     for k = 1, 4 do assert.equal(2 * k, f(on { k }):item()) end

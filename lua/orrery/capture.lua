@@ -25,7 +25,7 @@ Captured.__index = Captured
 -- What decides what a function does beside its arguments: modes of modules and ops.
 local function modes_now()
   local modes, why = core.capture_modes()
-  return modes and modes + 8 * moved.modes, why
+  return modes and modes + 128 * moved.modes, why
 end
 
 -- Arguments ---------------------------------------------------------------------------------------

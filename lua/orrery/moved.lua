@@ -16,10 +16,14 @@ function moved.note()
   moved.changed()
 end
 
---- Says that the module of that serial is in training mode, or is not any more: `modes` is the sum of what
---- stands for those that are not (Knuth 1973, The Art of Computer Programming 3, section 6.4: the multiplier).
-function moved.switch(serial, training)
-  local word = serial * 2654435761 % 2 ^ 32
+--- Sets a module's mode. `modes` is the sum of a word for each module that is not in training mode (the
+--- multiplier: Knuth 1973, The Art of Computer Programming 3, section 6.4).
+---@param module orrery.Module
+---@param training boolean
+function moved.switch(module, training)
+  if module.training == training then return end
+  module.training = training
+  local word = module._serial * 2654435761 % 2 ^ 32
   moved.modes = moved.modes + (training and -word or word)
 end
 

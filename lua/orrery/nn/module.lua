@@ -218,10 +218,7 @@ end
 ---@return orrery.Module self
 function Module:train(on)
   if on == nil then on = true end
-  for _, module in ipairs(self:modules()) do
-    if module.training ~= on then moved.switch(module._serial, on) end
-    module.training = on
-  end
+  for _, module in ipairs(self:modules()) do moved.switch(module, on) end
   return self
 end
 
