@@ -297,16 +297,22 @@ static bool same_source(uint64_t a, const orr_buffer *of_a, uint64_t b,
   return a && b ? (uint32_t)a == (uint32_t)b : !a && !b && of_a == of_b;
 }
 
+/* NaN is itself. */
+static bool same_numbers(const double *a, const double *b, int n) {
+  for (int k = 0; k < n; k++)
+    if (a[k] != b[k] && (a[k] == a[k] || b[k] == b[k])) return false;
+  return true;
+}
+
 /* Numbers that a replay sets anew may differ: a random key, what is fed. */
 static bool same_args(const orr_action *x, const orr_action *y) {
+  const orr_args *p = &x->work->args, *q = &y->work->args;
+  bool keyed = x->work->op->flags & ORR_OP_KEYED, fed = x->step && x->step == y->step;
+  int from = keyed ? 4 : 0;
   if (!x->work->has_args || !y->work->has_args) return x->work->has_args == y->work->has_args;
-  orr_args p = x->work->args, q = y->work->args;
-  if (x->work->op->flags & ORR_OP_KEYED) {
-    if (x->call != y->call || p.i[1] != q.i[1]) return false;
-    memcpy(q.i, p.i, 4 * sizeof q.i[0]);
-  }
-  if (x->step && x->step == y->step) memcpy(q.f, p.f, sizeof q.f);
-  return memcmp(&p, &q, sizeof p) == 0;
+  if (keyed && (x->call != y->call || p->i[1] != q->i[1])) return false;
+  return memcmp(p->i + from, q->i + from, (size_t)(ORR_MAX_INT - from) * sizeof p->i[0]) == 0 &&
+         (fed || same_numbers(p->f, q->f, ORR_MAX_FLOAT));
 }
 
 static bool same_work(const orr_action *x, const orr_action *y) {

@@ -240,7 +240,7 @@ static orr_status push_shard(orr_work *w, int shard, orr_event *deps) {
   atomic_fetch_add(&w->left, 1);
   orr_status status = orr_queue_push(d->compute, &item, &done);
   if (!status) return update_events(w, shard, done);
-  orr_work_free(w);
+  atomic_fetch_sub(&w->left, 1);
   return status;
 }
 

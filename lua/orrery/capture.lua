@@ -77,7 +77,7 @@ local function bad_result(value)
   if value == nil then return nil end
   if is_tensor(value) then
     return core.capture_graph_waits(value)
-      and "the step returns a tensor whose backward is still to come; call backward within it, or run it in no_grad"
+      and "the step returns a tensor whose backward is still to come; call it within, or use no_grad"
       or nil
   elseif type(value) ~= "table" or getmetatable(value) then
     return ("the step returns a %s; return tensors, whose values a replay renews"):format(type(value))
@@ -291,7 +291,7 @@ end
 --- rate and step count of optimizers, schedules, clipping. What else the function does is not done
 --- again: printing, counting, choosing by a Lua variable. Where a replay could be wrong, f runs, and
 --- `reason` says why: it reads values on the host, keeps tensors that it made, returns a number.
---- Gradients of parameters are there afterwards as the function leaves them.
+--- Gradients of parameters are there afterwards as the function leaves them, in the same tensors each time.
 ---@param f fun(...): ... a training step, or any function of tensors
 ---@return orrery.Captured captured call it as f
 local function capture(f)

@@ -49,7 +49,8 @@ describe("a captured step on GPUs", function()
       assert.equal(want, got, text)
       assert.equal(6, replays)
       -- The second launch of a graph is a call that is made, since it can fail; the step is then right too.
-      local calls = { "cudaStreamBeginCapture", "cudaStreamEndCapture:2", "cudaGraphInstantiate:1", "cudaGraphLaunch:2" }
+      local calls = { "cudaStreamBeginCapture", "cudaStreamEndCapture:2", "cudaGraphInstantiate:1",
+        "cudaGraphLaunch:2" }
       for _, call in ipairs(calls) do
         local other, failed
         other, failed, replays, text = train(plan, true, { ORRERY_FAKE_FAIL = call })
