@@ -364,9 +364,9 @@ orr_status orr_cuda_conv_run(orr_cuda_queue *s, orr_cuda_conv_plan *p, const voi
   struct orr_cuda_dnn *dnn = s->device->dnn;
   const void *const data[3] = {x, w, y};
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
-  if (dnn->stream != s->stream) status = cudnnSetStream(dnn->handle, s->stream);
+  if (dnn->stream != s->issue) status = cudnnSetStream(dnn->handle, s->issue);
   if (!status) {
-    dnn->stream = s->stream;
+    dnn->stream = s->issue;
     status = execute(dnn, p, data, room);
   }
   return status ? failed(s->device, status) : ORR_OK;

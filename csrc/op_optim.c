@@ -13,6 +13,7 @@
 
 #include "../kernels/reduce.h"
 #include "comm.h"
+#include "op_capture.h"
 #include "op_reduce.h"
 
 /* ---- steps: in: n parameters, n of each state, n gradients; i: n, states a parameter ----- */
@@ -273,6 +274,11 @@ static orr_status step_slices(step *s) {
 static orr_status run_step(const orr_op *op, const orr_optim_lists *lists,
                            const orr_args *args) {
   step s = {.op = op, .lists = lists, .args = *args};
+  if (orr_capture_feeding()) {
+    orr_capture_feed(op, args);
+    return ORR_OK;
+  }
+  orr_capture_optim();
   bool was = orr_set_grad_mode(false), sliced = false;
   for (int k = 0; k < lists->n; k++) sliced = sliced || lists->param[k]->state_layout;
   orr_status status =

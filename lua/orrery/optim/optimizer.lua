@@ -6,6 +6,7 @@
 -- To add an optimiser: `optimizer.class(name, defaults, slots, update)`, see sgd.lua.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local host = require "orrery.host"
 local moved = require "orrery.moved"
 
 local raise = check.raise
@@ -187,8 +188,7 @@ local function follow(self)
   self._moved = moved.count
 end
 
---- One update of every parameter that has a gradient.
-function Optimizer:step()
+local function step(self)
   local groups, update = self.param_groups, self.update
   if self._moved ~= moved.count then follow(self) end
   for g = 1, #groups do
@@ -207,6 +207,9 @@ function Optimizer:step()
     end
   end
 end
+
+--- One update of every parameter that has a gradient.
+function Optimizer:step() host.run("feed", step, self) end
 
 --- Drops the gradients of all parameters.
 function Optimizer:zero_grad()
@@ -234,6 +237,7 @@ function Optimizer:add_param_group(spec)
     end
   end
   self.param_groups[#self.param_groups + 1] = group
+  moved.changed()
 end
 
 -- State ---------------------------------------------------------------------------------------
@@ -293,6 +297,7 @@ end
 function Optimizer:load_state(state)
   check_state(self, state)
   forget(self)
+  moved.changed()
   local index = 0
   for g, group in ipairs(self.param_groups) do
     for name in pairs(self.defaults) do
