@@ -23,7 +23,7 @@ TSAN_SPEC ?= $(if $(filter-out file,$(origin SAN_SPEC)),$(SAN_SPEC),allocation_f
              optim_placed plan recurrent redistribute resolved tensor_plan training zero)
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
-FAKE_SPEC ?= op_matrix plan sequence zero tensor_plan redistribute training attention pipeline \
+FAKE_SPEC ?= op_matrix gpu_* plan sequence zero tensor_plan redistribute training attention pipeline \
              behaviours_*
 # How many compilers `make demo` and `make test` run at once, where -j does not say.
 JOBS     ?= $(shell nproc 2>/dev/null || echo 1)
@@ -319,7 +319,7 @@ tsan:
 # On fake GPUs: the specs that name no kind of device, then the plug-in's own.
 fake:
 	@sh tools/deps.sh --check fake
-	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
+	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery $(BUILD)/fake/gpu_control
 	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
 	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'
 # For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may; for

@@ -215,11 +215,17 @@ local function fill(net)
   end)
 end
 
--- run(n) for n training steps: eager, or captured where orrery.capture is there.
+local TRIES = 10 -- calls after which a captured step must have been replayed
+
+-- run(n) for n training steps: eager, or captured, which raises where the step is not replayed.
 local function training(step, how, ...)
   local given = { ... }
   if how == "captured" then step = orrery.capture(step) end
   local first = step(unpack(given)):item()
+  if how == "captured" then
+    for _ = 1, TRIES do step(unpack(given)) end
+    if step.replays == 0 then error("the step is not replayed: " .. tostring(step:reason()), 0) end
+  end
   return function(n)
     for _ = 1, n do step(unpack(given)) end
     orrery.synchronize()

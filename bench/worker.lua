@@ -37,7 +37,7 @@ end
 function commands.drop(key)
   ready[key] = nil
   collectgarbage()
-  collectgarbage()
+  orrery.empty_cache()
   return "ok"
 end
 
