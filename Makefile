@@ -343,7 +343,7 @@ help:
 	@echo 'make demo       install what is missing, build, train the digits CNN on two devices'
 	@echo 'make test       run every spec; SPEC=pattern picks, as in SPEC="op*"'
 	@echo 'make lint       formatting, clang-tidy, luacheck, layers; `make format` formats the C files'
-	@echo 'make bench      ratios to PyTorch; `make bench-deps` fetches PyTorch outside the tree'
+	@echo 'make bench      ratios to PyTorch (DEVICES=cuda: on a GPU); `make bench-deps` fetches PyTorch'
 	@echo 'make install    into PREFIX (the module, the command, liborrery, orrery.h)'
 	@echo 'make asan tsan  the specs under AddressSanitizer (and UBSan), under ThreadSanitizer'
 	@echo 'make fake       the specs on fake GPUs: CUDA, cuBLASLt, cuDNN and NCCL as small fakes, no GPU needed'

@@ -8,7 +8,8 @@
 -- ORRERY_PEER_DEVICE=cpu lets PyTorch run there, which checks that both sides do the same work.
 -- Writes FOLDER/gpu.json and .md where FOLDER is given.
 -- Invariant: every number was measured in this run; what could not run says why. The status is not 0 where
--- Orrery's own side failed or the sides' results differ; a miss of a goal is a result, not a failure. To add a row: gpu_rows.lua.
+-- Orrery's own side failed or the sides' results differ; a miss of a goal is a result, not a failure.
+-- To add a row: gpu_rows.lua.
 local bench = arg[0]:match "^(.*/)" or "./"
 package.path = bench .. "?.lua;" .. package.path
 local measure, report, sides = require "measure", require "report", require "sides"
@@ -125,7 +126,8 @@ local function compare(row, list)
   local own = list[1].side.loss
   for _, spec in ipairs(list) do
     local loss = spec.role ~= "copy" and spec.side and spec.side.loss
-    if own and loss and not (math.abs(loss - own) <= row.close * math.max(math.abs(own), 1e-6)) then
+    local apart = own and loss and math.abs(loss - own)
+    if apart and (apart ~= apart or apart > row.close * math.max(math.abs(own), 1e-6)) then
       spec.failed = ("its first result is %.6g, Orrery's %.6g: not the same work"):format(loss, own)
       spec.differs = spec.failed
     end
@@ -216,7 +218,8 @@ end
 local function run(set, has)
   local list, failed = {}, 0
   local function add(line)
-    note("%-52s %-16s %-26s %-6s %-8s %s", line.case, line.orrery, line.pytorch, line.ratio, line.goal, line.met)
+    note("%-52s %-16s %-26s %-6s %-8s %s", line.case, line.orrery, line.pytorch, line.ratio, line.goal,
+      line.met)
     list[#list + 1] = line
     if line.data.failed then failed = failed + 1 end
   end

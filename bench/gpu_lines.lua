@@ -25,7 +25,9 @@ local function line(row, texts, data, goal)
   data.case, data.group, data.word = row.name, row.group, row.case
   if goal then
     data.goal = goal[2]
-    if value and not lines.small then data.met = goal[1] == ">=" and value >= goal[2] or goal[1] == "<=" and value <= goal[2] end
+    if value and not lines.small then
+      data.met = goal[1] == ">=" and value >= goal[2] or goal[1] == "<=" and value <= goal[2]
+    end
   end
   return {
     case = row.name, orrery = texts[1] or "", pytorch = texts[2] or "",

@@ -13,17 +13,26 @@ local asked = {
   { "power_limit_w", "power.limit", number = true }, { "temperature_c", "temperature.gpu", number = true },
 }
 
--- Our names, and functions of what orrery/cuda.so links: versions as numbers.
+-- Our names, the library (none: what orrery/cuda.so links) and its function for a version. They are asked in
+-- a process of their own, since a library that misses a part of itself ends the process that asks.
 local libraries = {
-  { "cudnn", "size_t cudnnGetVersion(void);", function(lib) return lib.cudnnGetVersion() end },
-  { "cublaslt", "size_t cublasLtGetVersion(void);", function(lib) return lib.cublasLtGetVersion() end },
-  { "cuda_runtime", "size_t cublasLtGetCudartVersion(void);",
-    function(lib) return lib.cublasLtGetCudartVersion() end },
-  { "nccl", "int ncclGetVersion(int *version);", function(lib, ffi)
-    local version = ffi.new "int[1]"
-    return lib.ncclGetVersion(version) == 0 and version[0] or nil
-  end },
+  { "cuda_driver", "libcuda.so.1", "int cuDriverGetVersion(int *version)" },
+  { "nccl", nil, "int ncclGetVersion(int *version)" },
+  { "cublaslt", nil, "size_t cublasLtGetVersion(void)" },
+  { "cuda_runtime", nil, "size_t cublasLtGetCudartVersion(void)" },
+  { "cudnn", nil, "size_t cudnnGetVersion(void)" },
 }
+
+local ask = [[
+local ffi, path, text = require "ffi", %q, %q
+ffi.cdef(text .. ";")
+local f = ffi.load(path)[text:match "([^ ]+)[(]"]
+local version = ffi.new "int[1]"
+local result = text:find("void", 1, true) and f() or f(version) == 0 and version[0]
+if result then io.write(tostring(tonumber(result)), "\n") end
+]]
+
+local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
 local function nvidia_smi()
   local names = {}
@@ -37,15 +46,17 @@ local function nvidia_smi()
 end
 
 local function library_versions(found)
-  local has, ffi = pcall(require, "ffi")
-  local path = package.searchpath and package.searchpath("orrery.cuda", package.cpath)
-  if not has or not path then return end
-  local opened, lib = pcall(ffi.load, path)
-  if not opened then return end
+  local lua = os.getenv "ORRERY_LUA" or "luajit"
+  local linked = package.searchpath and package.searchpath("orrery.cuda", package.cpath)
   for _, row in ipairs(libraries) do
-    pcall(ffi.cdef, row[2])
-    local ok, version = pcall(row[3], lib, ffi)
-    if ok and version then found[row[1]] = tonumber(version) end
+    local path = row[2] or linked
+    if path then
+      -- The braces keep the shell's word of a crash away.
+      local code = quote(ask:format(path, row[3]))
+      local pipe = assert(io.popen(("{ %s -e %s; } 2>/dev/null"):format(lua, code)))
+      found[row[1]] = tonumber(pipe:read "*l")
+      pipe:close()
+    end
   end
 end
 

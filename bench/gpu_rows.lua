@@ -78,7 +78,8 @@ return function(small)
   local batch, context = size(8, 1), size(1024, 16)
   local gpt = (":%d:%d:%d:%d:%d:%d"):format(batch, context, size(12, 1), size(768, 32), size(12, 2),
     size(50304, 64))
-  local tokens, gpt_name = batch * context, size("GPT-2 124M", "tiny GPT") .. " step, bf16, context " .. context
+  local tokens = batch * context
+  local gpt_name = size("GPT-2 124M", "tiny GPT") .. " step, bf16, context " .. context
   add("training", gpt_name, "gpt:eager" .. gpt, { tokens = tokens,
     memory = true, close = 1e-2, peers = { { nil, "PyTorch eager", 1.2 },
       { "gpt:compiled" .. gpt, "torch.compile", false, 1, slow = true } } })

@@ -82,10 +82,12 @@ end
 function sides:scale() return tonumber(self:ask("control", "scale")) end
 
 local function worker_side(self, spec)
-  local who, case, threads, devices, size = spec[1], spec[2], spec[3] or 1, spec[4] or 0, spec[5]
+  local who, case, size = spec[1], spec[2], spec[5]
+  local threads, devices = spec[3] or 1, spec[4] or 0
   self.serial = self.serial + 1
   local key = "k" .. self.serial
-  local answer = ask(self, who, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
+  local words = ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0)
+  local answer = ask(self, who, words)[1]
   return {
     n = spec.n, loss = tonumber(answer:match "^ok (.*)"),
     time = function(n)
@@ -103,7 +105,9 @@ end
 local function control_side(self, spec)
   return {
     n = spec.n,
-    time = function(n) return tonumber(self:ask("control", ("%s %d %d"):format(spec[2], spec[5] or 0, n))) end,
+    time = function(n)
+      return tonumber(self:ask("control", ("%s %d %d"):format(spec[2], spec[5] or 0, n)))
+    end,
   }
 end
 

@@ -13,7 +13,7 @@ local small = (os.getenv "GPU_BENCH_SMALL" or "") ~= ""
 local lua = os.getenv "ORRERY_LUA" or "luajit"
 local build = os.getenv "BUILD" or "build"
 local unpack = table.unpack or unpack
-local out -- the folder of logs and results
+local out -- the folder of results.json and logs
 
 local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
@@ -49,15 +49,16 @@ end
 
 local function bench(group)
   return function()
-    return ("%s bench/gpu.lua --group %s --out %s %s"):format(lua, group, quote(out .. "/bench-" .. group),
+    return ("%s bench/gpu.lua --group %s --out %s %s"):format(lua, group, quote(out .. "/logs/" .. group),
       small and "--small" or "")
   end
 end
 
 -- The path of compute-sanitizer, or nil.
 local function sanitizer()
-  local places = { "compute-sanitizer", (os.getenv "CUDA_HOME" or "/usr/local/cuda") .. "/bin/compute-sanitizer",
-    "/usr/local/cuda/compute-sanitizer/compute-sanitizer" }
+  local home = os.getenv "CUDA_HOME" or "/usr/local/cuda"
+  local places = { "compute-sanitizer", home .. "/bin/compute-sanitizer",
+    home .. "/compute-sanitizer/compute-sanitizer" }
   for _, place in ipairs(places) do
     local path = output("command -v " .. quote(place))
     if path ~= "" then return path end
@@ -155,19 +156,19 @@ local function details(record, step, log)
     record.digits = record.digits or {}
     record.digits[#record.digits + 1] = line
   end
-  local text = step.group == "bench" and read(out .. "/bench-" .. step.name .. "/gpu.json")
+  local text = step.group == "bench" and read(out .. "/logs/" .. step.name .. "/gpu.json")
   if text then record.bench = cjson.decode(text) end
 end
 
 local function run_step(step)
   local record = { step = step.name, what = step.what, limit = step.limit, small = small or nil,
-    log = step.name .. ".log" }
+    log = "logs/" .. step.name .. ".log" }
   local reason = step.without and step.without()
   if reason then
     record.status, record.reason = "skipped", reason
   else
     local command = type(step.command) == "function" and step.command() or step.command
-    if step.group == "bench" then os.remove(out .. "/bench-" .. step.name .. "/gpu.json") end
+    if step.group == "bench" then os.remove(out .. "/logs/" .. step.name .. "/gpu.json") end
     local began = os.time()
     local code = run(command, step.limit, out .. "/" .. record.log)
     local log = read(out .. "/" .. record.log) or ""
@@ -177,6 +178,7 @@ local function run_step(step)
     if record.reason and step.unfit and step.unfit(log) then
       record.status, record.reason = "skipped", step.unfit(log)
     end
+    if record.status == "failed" then record.tail = log:sub(-4000) end
     details(record, step, log)
   end
   record.machine = machine.now()
@@ -240,7 +242,7 @@ local function from_here(here, path) return path:match "^/" and path or here .. 
 
 local function open_folder(here, path)
   out = path and from_here(here, path) or build .. "/results"
-  os.execute("mkdir -p " .. quote(out))
+  os.execute("mkdir -p " .. quote(out .. "/logs"))
 end
 
 local here, words = arg[1], { unpack(arg, 2) }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # gpu-kit/run [FOLDER] [STEP...]: on a machine with a GPU: specs, sanitizer and benchmark, step by step, each
-# with its log, and FOLDER/results.json (default: the kit's folder results). `run list` names the steps;
+# with its log under FOLDER/logs, and FOLDER/results.json (default: the kit's folder results). `run list` names the steps;
 # `run merge FOLDER FILE...` joins the results of several runs. Ends with 1 where a step failed.
 # This file only makes the environment of tools/gpu_run.lua: the kit's interpreter and modules, libraries
 # that the machine lacks, and where CUDA's are. To search CUDA in another place: `places`.

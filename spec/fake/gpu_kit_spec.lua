@@ -57,7 +57,8 @@ describe("the GPU bench", function()
   end)
 
   it("fails where Orrery's own side does", function()
-    local text, status = run(lua .. " bench/gpu.lua --small --no-peer --only product", "ORRERY_FAKE_FAIL=cublasLtMatmul")
+    local text, status = run(lua .. " bench/gpu.lua --small --no-peer --only product",
+      "ORRERY_FAKE_FAIL=cublasLtMatmul")
     assert.equal(1, status, text)
     assert.matches("| product of 32, f32 +| does not run | [^|]*CUBLAS_STATUS_EXECUTION_FAILED", text)
   end)
@@ -74,7 +75,8 @@ describe("the GPU bench", function()
       found[k] = { line.ratio, line.met }
     end
     -- the copy makes 0.5 and 1 GB/s, both ways counted; the row 1 GB/s
-    assert.same({ { "1.50", "pass" }, { "", "pass" }, { "0.80", "miss" }, { "2.00", "miss" }, { "", "" } }, found)
+    local want = { { "1.50", "pass" }, { "", "pass" }, { "0.80", "miss" }, { "2.00", "miss" }, { "", "" } }
+    assert.same(want, found)
   end)
 end)
 
@@ -132,8 +134,8 @@ describe("the steps of gpu-kit/run", function()
     steps "machine"
     os.execute(("mv %s/results.json %s/first.json"):format(folder, folder))
     steps "memcheck"
-    local text = run(("%s tools/gpu_run.lua . merge %s/all %s/first.json %s/results.json"):format(lua, folder, folder,
-      folder))
+    local text = run(("%s tools/gpu_run.lua . merge %s/all %s/first.json %s/results.json"):format(lua, folder,
+      folder, folder))
     assert.matches("passed +machine", text)
     assert.matches("failed +memcheck", text)
   end)

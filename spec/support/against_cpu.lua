@@ -72,7 +72,7 @@ local function compare(kind, got, want, tolerance, seen, problems)
       local apart, reason = nil, "one side has none"
       if w and got[k] then apart, reason = against.distance(got[k], w) end
       if apart then seen(apart, where) end
-      if apart and not (apart <= tolerance) then
+      if apart and (apart > tolerance or apart ~= apart) then
         reason = ("relative norm %.3g, at most %g"):format(apart, tolerance)
       end
       if reason then problems[#problems + 1] = where .. ": " .. reason end

@@ -128,7 +128,7 @@ function large.check(r, dtype)
       math.max(1, k - 1))
     local apart = distance(got[k], w)
     if apart > worst.error then worst = { error = apart, where = where } end
-    if not (apart <= against.tolerances[dtype]) then
+    if apart > against.tolerances[dtype] or apart ~= apart then
       problems[#problems + 1] = ("%s: relative norm %.3g, at most %g"):format(where, apart,
         against.tolerances[dtype])
     end
