@@ -136,9 +136,8 @@ local function run(command, limit, log)
   local status = os.tmpname()
   write(status, "")
   -- Specs end by themselves before the limit: they are in a group that it does not reach.
-  local script = ("{ timeout -k 10 %d env SPEC_TOTAL=%d sh -c %s; echo $? > %s; } 2>&1 | tee %s"):format(limit,
-    limit - 20, quote(command), quote(status), quote(log))
-  os.execute(script)
+  local script = "{ timeout -k 10 %d env SPEC_TOTAL=%d sh -c %s; echo $? > %s; } 2>&1 | tee %s"
+  os.execute(script:format(limit, limit - 20, quote(command), quote(status), quote(log)))
   local code = tonumber(read(status))
   os.remove(status)
   return code or -1

@@ -23,7 +23,7 @@ if [ -n "$(missing)" ]; then
   site=$(LD_LIBRARY_PATH=$ORRERY_PEER_LIBRARY_PATH python3 -c \
     'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
   places="${CUDA_HOME:-/usr/local/cuda}/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib
-    /usr/lib/x86_64-linux-gnu /usr/lib64 /opt/nvidia/*/lib $site/nvidia/*/lib"
+    /usr/lib/x86_64-linux-gnu /usr/lib64 $site/nvidia/*/lib"
   for library in $(missing); do
     for place in $places; do
       if [ -e "$place/$library" ]; then
