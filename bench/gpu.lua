@@ -210,7 +210,8 @@ local function run_row(set, row, has, add)
   for _, line in ipairs(lines.of_row(row, list, result, has, sizes)) do add(line) end
   if row.memory and result then
     local own = peak(set, "orrery", row.case)
-    local other = has.python and not list[#list].failed and peak(set, "pytorch", row.case)
+    local word = row.peers[1][1] or row.case
+    local other = has.python and peak(set, "pytorch", word)
     add(lines.memory(row, own, other, has))
   end
 end

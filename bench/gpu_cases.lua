@@ -265,19 +265,22 @@ function GPT:forward(text, at)
   return x:reshape(-1, x:size(3)):matmul(self.tokens.weight:t())
 end
 
--- A training step of a GPT in bf16 autocast with AdamW; the output weight is the embedding.
+-- A training step of a GPT with AdamW, in bf16 autocast, or ("masters") with bf16 parameters of which the
+-- optimizer keeps f32 masters; the output weight is the embedding.
 function made.gpt(how, batch, context, layers, width, heads, vocabulary)
   local net = GPT { context = context, layers = layers, width = width, heads = heads,
     vocabulary = vocabulary }
   net = net:to(device)
   fill(net)
+  if how == "masters" then net = net:to "bf16" end
   local text = ids(batch * (context + 1), vocabulary):reshape(batch, context + 1)
   local x, y = text:narrow(2, 1, context):contiguous(), text:narrow(2, 2, context):reshape(-1)
   local at = orrery.arange(1, context):to(device)
   local opt = optim.AdamW(net:parameters(), { lr = 1e-3, weight_decay = 0.1 })
   return training(function(a, b, c)
     opt:zero_grad()
-    local loss = amp.autocast("bf16", function() return nn.cross_entropy(net(a, c), b) end)
+    local function forward() return nn.cross_entropy(net(a, c), b) end
+    local loss = how == "masters" and forward() or amp.autocast("bf16", forward)
     loss:backward()
     opt:step()
     return loss

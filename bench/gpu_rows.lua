@@ -85,6 +85,8 @@ return function(small)
       { "gpt:compiled" .. gpt, "torch.compile", false, 1, slow = true } } })
   add("training", gpt_name .. ", captured", "gpt:captured" .. gpt, { tokens = tokens,
     needs = "capture", close = 1e-2, peers = { { "gpt:eager" .. gpt, "PyTorch eager", 1.2 } } })
+  add("training", gpt_name .. ", bf16 parameters, f32 masters", "gpt:masters" .. gpt, { tokens = tokens,
+    memory = true, close = 2e-2, peers = { { "gpt:eager" .. gpt, "PyTorch eager", 1.2 } } })
   add("training", "small MLP step", "mlp:eager:1", { close = 1e-4, peers = { { nil, "PyTorch eager", 1 } } })
   add("training", "small MLP step, captured", "mlp:captured:1", { needs = "capture", close = 1e-4,
     peers = { { "mlp:eager:1", "PyTorch eager", 5 } } })
