@@ -117,7 +117,10 @@ bool are(cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout
 
 extern "C" {
 
-#define CALL(name) FAKE_CALL(name, CUBLAS_STATUS_EXECUTION_FAILED)
+#define INJECTED                                                   \
+  (orr_fake_kind_now() == FAKE_MEMORY ? CUBLAS_STATUS_ALLOC_FAILED \
+                                      : CUBLAS_STATUS_EXECUTION_FAILED)
+#define CALL(name) FAKE_CALL(name, INJECTED)
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) {
   CALL("cublasLtCreate");
@@ -126,13 +129,14 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-  CALL("cublasLtDestroy");
+static cublasStatus_t end_handle(cublasLtHandle_t handle) {
   if (!orr_fake_is(handle, a_handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
   orr_fake_gone(handle);
   delete handle;
   return CUBLAS_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cublasStatus_t, cublasLtDestroy, cublasLtHandle_t, handle, INJECTED, end_handle)
 
 const char *cublasLtGetStatusString(cublasStatus_t status) {
   switch (status) {
@@ -153,13 +157,15 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t op) {
-  CALL("cublasLtMatmulDescDestroy");
+static cublasStatus_t end_op(cublasLtMatmulDesc_t op) {
   if (!orr_fake_is(op, an_op)) return CUBLAS_STATUS_INVALID_VALUE;
   orr_fake_gone(op);
   delete op;
   return CUBLAS_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cublasStatus_t, cublasLtMatmulDescDestroy, cublasLtMatmulDesc_t, op, INJECTED,
+             end_op)
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t op,
                                               cublasLtMatmulDescAttributes_t attr,
@@ -183,13 +189,15 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-  CALL("cublasLtMatrixLayoutDestroy");
+static cublasStatus_t end_layout(cublasLtMatrixLayout_t layout) {
   if (!orr_fake_is(layout, a_layout)) return CUBLAS_STATUS_INVALID_VALUE;
   orr_fake_gone(layout);
   delete layout;
   return CUBLAS_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cublasStatus_t, cublasLtMatrixLayoutDestroy, cublasLtMatrixLayout_t, layout,
+             INJECTED, end_layout)
 
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 cublasLtMatrixLayoutAttribute_t attr,
@@ -210,13 +218,15 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-  CALL("cublasLtMatmulPreferenceDestroy");
+static cublasStatus_t end_preference(cublasLtMatmulPreference_t preference) {
   if (!orr_fake_is(preference, a_preference)) return CUBLAS_STATUS_INVALID_VALUE;
   orr_fake_gone(preference);
   delete preference;
   return CUBLAS_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cublasStatus_t, cublasLtMatmulPreferenceDestroy, cublasLtMatmulPreference_t,
+             preference, INJECTED, end_preference)
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attr,

@@ -5,7 +5,7 @@
  * touches a GPU that it may not reach loses its own. Pointers, devices and sizes are checked at
  * every call; orr_fake_report gives the complaints.
  * ORRERY_FAKE_GUARD (0), ORRERY_FAKE_GPUS (4), ORRERY_FAKE_MEMORY (MiB a GPU, 4096),
- * ORRERY_FAKE_PEERS (1), ORRERY_FAKE_LEAKS (1: what lives at the end is printed), and
+ * ORRERY_FAKE_PEERS (1), ORRERY_FAKE_DRIVER (its CUDA version), ORRERY_FAKE_LEAKS (1: what lives at the end is printed; 2: and what was called), and
  * report.cpp's; CUDA_VISIBLE_DEVICES.
  * To add a device property: cudaDeviceProp in include/, its value in cudaGetDeviceProperties.
  */
@@ -209,6 +209,13 @@ cudaError_t orr_fake_note(cudaError_t status) {
   return status;
 }
 
+cudaError_t orr_fake_injected(cudaError_t plain) {
+  orr_fake_kind kind = orr_fake_kind_now();
+  return orr_fake_note(kind == FAKE_LOST     ? cudaErrorIllegalAddress
+                       : kind == FAKE_MEMORY ? cudaErrorMemoryAllocation
+                                             : plain);
+}
+
 void orr_fake_unlock_memory(void) {
   if (unlocked++ > 0) return;
   reader = -1;
@@ -232,20 +239,24 @@ extern "C" {
 /* ---- devices ---- */
 
 #define CHECKED(status) return orr_fake_note(status)
-#define CALL(name) FAKE_CALL(name, orr_fake_note(cudaErrorUnknown))
+#define CALL(name) FAKE_CALL(name, orr_fake_injected(cudaErrorUnknown))
 #define ALIVE(ordinal) \
   if (orr_fake_is_lost(ordinal)) CHECKED(cudaErrorIllegalAddress)
 
 cudaError_t cudaGetDeviceCount(int *count) {
   CALL("cudaGetDeviceCount");
   open_gpus();
+  *count = 0;
+  if (orr_fake_number("ORRERY_FAKE_DRIVER", CUDART_VERSION) < CUDART_VERSION)
+    CHECKED(cudaErrorInsufficientDriver);
   *count = (int)visible.size();
   CHECKED(visible.empty() ? cudaErrorNoDevice : cudaSuccess);
 }
 
 cudaError_t cudaSetDevice(int device) {
-  CALL("cudaSetDevice");
   if (!gpu_at(device)) CHECKED(cudaErrorInvalidDevice);
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
+  if (orr_fake_fails_on(device, "cudaSetDevice")) return orr_fake_injected(cudaErrorUnknown);
   current = device;
   return cudaSuccess;
 }
@@ -316,7 +327,7 @@ cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr attr, i
 
 cudaError_t cudaDriverGetVersion(int *version) {
   CALL("cudaDriverGetVersion");
-  *version = CUDART_VERSION;
+  *version = (int)orr_fake_number("ORRERY_FAKE_DRIVER", CUDART_VERSION);
   return cudaSuccess;
 }
 
@@ -330,7 +341,8 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
  * device stays lost: its calls fail again. */
 cudaError_t cudaGetLastError(void) {
   std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
-  cudaError_t status = orr_fake_fails("cudaGetLastError") ? cudaErrorUnknown : last;
+  cudaError_t status =
+      orr_fake_fails("cudaGetLastError") ? orr_fake_injected(cudaErrorUnknown) : last;
   last = cudaSuccess;
   return status;
 }
@@ -357,7 +369,7 @@ const char *cudaGetErrorString(cudaError_t status) {
 /* ---- memory ---- */
 
 cudaError_t cudaMalloc(void **out, size_t bytes) {
-  FAKE_CALL("cudaMalloc", orr_fake_note(cudaErrorMemoryAllocation));
+  FAKE_CALL("cudaMalloc", orr_fake_injected(cudaErrorMemoryAllocation));
   if (orr_fake_is_unsafe("cudaMalloc")) CHECKED(cudaErrorStreamCaptureUnsupported);
   Gpu *g = gpu_at(current);
   ALIVE(current);
@@ -379,8 +391,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
   CHECKED(cudaErrorMemoryAllocation);
 }
 
-cudaError_t cudaFree(void *p) {
-  CALL("cudaFree");
+static cudaError_t release(void *p) {
   if (orr_fake_is_unsafe("cudaFree")) CHECKED(cudaErrorStreamCaptureUnsupported);
   if (!p) return cudaSuccess;
   Gpu *g = owner(p);
@@ -408,6 +419,8 @@ cudaError_t cudaFree(void *p) {
   return cudaSuccess;
 }
 
+FAKE_RELEASE(cudaError_t, cudaFree, void *, p, orr_fake_injected(cudaErrorUnknown), release)
+
 cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
   CALL("cudaMemGetInfo");
   Gpu *g = gpu_at(current);
@@ -417,7 +430,7 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
-  FAKE_CALL("cudaHostAlloc", orr_fake_note(cudaErrorMemoryAllocation));
+  FAKE_CALL("cudaHostAlloc", orr_fake_injected(cudaErrorMemoryAllocation));
   (void)flags;
   *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (!*out) CHECKED(cudaErrorMemoryAllocation);
@@ -427,8 +440,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaFreeHost(void *p) {
-  CALL("cudaFreeHost");
+static cudaError_t release_host(void *p) {
   if (!pinned.count((char *)p)) {
     orr_fake_complain("cudaFreeHost of what cudaHostAlloc did not give");
     CHECKED(cudaErrorInvalidValue);
@@ -440,5 +452,8 @@ cudaError_t cudaFreeHost(void *p) {
   free(p);
   return cudaSuccess;
 }
+
+FAKE_RELEASE(cudaError_t, cudaFreeHost, void *, p, orr_fake_injected(cudaErrorUnknown),
+             release_host)
 
 } // extern "C"

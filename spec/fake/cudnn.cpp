@@ -301,7 +301,10 @@ bool is_there(int device, const Tensor &t, const char *who) {
 
 extern "C" {
 
-#define CALL(name) FAKE_CALL(name, CUDNN_STATUS_EXECUTION_FAILED)
+#define INJECTED                                                                           \
+  (orr_fake_kind_now() == FAKE_MEMORY ? CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED \
+                                      : CUDNN_STATUS_EXECUTION_FAILED)
+#define CALL(name) FAKE_CALL(name, INJECTED)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *out) {
   CALL("cudnnCreate");
@@ -310,13 +313,14 @@ cudnnStatus_t cudnnCreate(cudnnHandle_t *out) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
-  CALL("cudnnDestroy");
+static cudnnStatus_t end_handle(cudnnHandle_t handle) {
   if (!orr_fake_is(handle, a_handle)) return CUDNN_STATUS_BAD_PARAM;
   orr_fake_gone(handle);
   delete handle;
   return CUDNN_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cudnnStatus_t, cudnnDestroy, cudnnHandle_t, handle, INJECTED, end_handle)
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   CALL("cudnnSetStream");
@@ -349,14 +353,16 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t p) {
-  CALL("cudnnBackendDestroyDescriptor");
+static cudnnStatus_t end_part(cudnnBackendDescriptor_t p) {
   Part *part = part_at(p);
   if (!part) return CUDNN_STATUS_BAD_PARAM;
   orr_fake_gone(part);
   delete part;
   return CUDNN_STATUS_SUCCESS;
 }
+
+FAKE_RELEASE(cudnnStatus_t, cudnnBackendDestroyDescriptor, cudnnBackendDescriptor_t, p,
+             INJECTED, end_part)
 
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t p,
                                        cudnnBackendAttributeName_t name,

@@ -11,6 +11,7 @@ bool orr_fake_is_lost(int ordinal);
 bool orr_fake_is_arena(const void *p); /* device memory, held or not */
 int orr_fake_owner(const void *p);     /* the device whose memory it is; -1: none's */
 int orr_fake_current(void);
+cudaError_t orr_fake_injected(cudaError_t plain); /* noted: of a call that was picked */
 cudaError_t orr_fake_note(cudaError_t status); /* what cudaGetLastError gives next */
 bool orr_fake_is_unsafe(const char *name);     /* graphs.cpp: not while a stream is captured */
 void orr_fake_unlock_memory(void);             /* the calling thread may touch device memory */

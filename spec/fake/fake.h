@@ -2,7 +2,8 @@
  * and the report of what went wrong.
  *
  * Invariant: every call of a fake library goes through FAKE_CALL, which counts it and may make
- * it fail. Work given to a stream runs when something drains: a synchronising call, a query, a
+ * it fail, or, where it gives something back, through FAKE_RELEASE: what is given back is gone
+ * even where the call tells of an error. Work given to a stream runs when something drains: a synchronising call, a query, a
  * free; in an order that the seed picks and that only stream order and event waits bind.
  * To add a library: its functions over orr_fake_push, each beginning with FAKE_CALL.
  */
@@ -17,14 +18,36 @@
 
 extern std::recursive_mutex orr_fake_lock;
 
-/* Counts a call; true: this one must fail. */
+/* How a call that was picked fails. */
+enum orr_fake_kind {
+  FAKE_PLAIN,  /* with an error that passes; allocations: out of memory */
+  FAKE_LOST,   /* and the calling thread's device is lost */
+  FAKE_MEMORY, /* out of memory, whatever the call */
+  FAKE_REMOTE, /* NCCL: another rank went wrong; other calls: as FAKE_PLAIN */
+  FAKE_ASYNC,  /* NCCL: well for now, and the communicator has an error later */
+  FAKE_STALL   /* NCCL: well for now, and the collective never ends */
+};
+/* Counts a call; true: this one must fail. FAKE_ASYNC and FAKE_STALL pick calls of NCCL that
+ * take a stream, by `orr_fake_picks`, and no other. */
 bool orr_fake_fails(const char *name);
+bool orr_fake_fails_on(int device, const char *name); /* it is that one that would be lost */
+bool orr_fake_picks(const char *name, orr_fake_kind kind);
+orr_fake_kind orr_fake_kind_now(void);
 /* Adds a line to what orr_fake_report gives. */
 void orr_fake_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #define FAKE_CALL(name, failure)                             \
   std::lock_guard<std::recursive_mutex> hold(orr_fake_lock); \
   if (orr_fake_fails(name)) return failure
+
+/* A function `result name(kind handle)` that gives something back, by `work`. */
+#define FAKE_RELEASE(result, name, kind, handle, failure, work)  \
+  result name(kind handle) {                                     \
+    std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);   \
+    bool fails = orr_fake_fails(#name);                          \
+    result status = work(handle);                                \
+    return fails ? failure : status;                             \
+  }
 
 /* Queues work on a stream; `ready` (may be empty) says whether it can run yet. */
 cudaError_t orr_fake_push(cudaStream_t stream, const char *name, std::function<void()> run,
@@ -71,8 +94,10 @@ __attribute__((visibility("default"))) const char *orr_fake_report(void);
 __attribute__((visibility("default"))) void orr_fake_forget(void); /* the report */
 __attribute__((visibility("default"))) long orr_fake_calls(void);
 __attribute__((visibility("default"))) void orr_fake_fail_after(long n, int sticky);
+/* The n-th call from now, of that name or of any (""), fails in that way (orr_fake_kind). */
 __attribute__((visibility("default"))) void orr_fake_fail_at(const char *name, long n,
-                                                             int sticky);
+                                                             int kind);
+__attribute__((visibility("default"))) long orr_fake_called(const char *name); /* so often */
 __attribute__((visibility("default"))) const char *orr_fake_failed_call(void);
 __attribute__((visibility("default"))) long orr_fake_live(void);
 }

@@ -101,7 +101,7 @@ bool orr_fake_is_unsafe(const char *name) {
 extern "C" {
 
 #define CHECKED(status) return orr_fake_note(status)
-#define CALL(name) FAKE_CALL(name, orr_fake_note(cudaErrorUnknown))
+#define CALL(name) FAKE_CALL(name, orr_fake_injected(cudaErrorUnknown))
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode) {
   CALL("cudaStreamBeginCapture");
@@ -114,8 +114,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
-  CALL("cudaStreamEndCapture");
+static cudaError_t end_capture(cudaStream_t s, cudaGraph_t *out) {
   *out = nullptr;
   if (!orr_fake_is(s, "a stream")) CHECKED(cudaErrorInvalidResourceHandle);
   orr_fake_graph *g = s->capture;
@@ -133,6 +132,17 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
       g->is_valid ? cudaErrorStreamCaptureUnjoined : cudaErrorStreamCaptureInvalidated;
   orr_fake_gone(g); /* its struct stays: events may name it */
   CHECKED(status);
+}
+
+/* One that tells of an error has ended the capture too, and gives no graph. */
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out) {
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
+  bool fails = orr_fake_fails("cudaStreamEndCapture");
+  cudaError_t status = end_capture(s, out);
+  if (!fails) return status;
+  if (status == cudaSuccess) orr_fake_gone(*out);
+  *out = nullptr;
+  return orr_fake_injected(cudaErrorUnknown);
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out) {
@@ -165,19 +175,23 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
                                      [=]() { return replay->step(); }}));
 }
 
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  CALL("cudaGraphDestroy");
+static cudaError_t end_graph(cudaGraph_t graph) {
   if (!is_graph(graph)) CHECKED(cudaErrorInvalidValue);
   orr_fake_gone(graph); /* its struct stays: events may name it */
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-  CALL("cudaGraphExecDestroy");
+FAKE_RELEASE(cudaError_t, cudaGraphDestroy, cudaGraph_t, graph,
+             orr_fake_injected(cudaErrorUnknown), end_graph)
+
+static cudaError_t end_exec(cudaGraphExec_t exec) {
   if (!orr_fake_is(exec, "a graph to launch")) CHECKED(cudaErrorInvalidValue);
   orr_fake_gone(exec);
   delete (orr_fake_graph *)exec;
   return cudaSuccess;
 }
+
+FAKE_RELEASE(cudaError_t, cudaGraphExecDestroy, cudaGraphExec_t, exec,
+             orr_fake_injected(cudaErrorUnknown), end_exec)
 
 } // extern "C"

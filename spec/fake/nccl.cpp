@@ -26,7 +26,7 @@ struct Collective {
   std::vector<const void *> send;
   std::vector<void *> recv;
   std::vector<bool> heads;
-  bool done = false;
+  bool done = false, never_ends = false;
   void run();
 };
 
@@ -47,6 +47,7 @@ struct Call {
   size_t count;
   ncclDataType_t type;
   ncclRedOp_t op;
+  bool is_broken, never_ends; /* FAKE_ASYNC, FAKE_STALL */
 };
 
 const char *const kind_of_comm = "a communicator";
@@ -157,6 +158,8 @@ static ncclResult_t issue(const Call &call) {
     clique->error = ncclInvalidUsage;
     return ncclInvalidUsage;
   }
+  if (call.is_broken) clique->error = ncclRemoteError;
+  c->never_ends = c->never_ends || call.never_ends;
   c->send[rank] = call.send;
   c->recv[rank] = call.recv;
   int device = call.comm->device;
@@ -169,6 +172,7 @@ static ncclResult_t issue(const Call &call) {
       [=]() {
         if (!orr_fake_is_lost(device)) c->heads[rank] = true;
         if (clique->aborted || c->done) return true;
+        if (c->never_ends) return false;
         for (size_t r = 0; r < n; r++)
           if (!c->heads[r]) return false;
         return true;
@@ -176,7 +180,18 @@ static ncclResult_t issue(const Call &call) {
   return status == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-static ncclResult_t add(const Call &call) {
+static ncclResult_t injected() {
+  switch (orr_fake_kind_now()) {
+    case FAKE_LOST:
+    case FAKE_MEMORY: return ncclUnhandledCudaError;
+    case FAKE_REMOTE: return ncclRemoteError;
+    default: return ncclSystemError;
+  }
+}
+
+static ncclResult_t add(Call call, const char *name) {
+  call.is_broken = orr_fake_picks(name, FAKE_ASYNC);
+  call.never_ends = call.is_broken || orr_fake_picks(name, FAKE_STALL);
   if (depth == 0) return issue(call);
   waiting.push_back(call);
   return ncclSuccess;
@@ -184,7 +199,7 @@ static ncclResult_t add(const Call &call) {
 
 extern "C" {
 
-#define CALL(name) FAKE_CALL(name, ncclSystemError)
+#define CALL(name) FAKE_CALL(name, injected())
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int n, const int *device) {
   CALL("ncclCommInitAll");
@@ -202,22 +217,24 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int n, const int *device) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  CALL("ncclCommDestroy");
+static ncclResult_t end_comm(ncclComm_t comm) {
   if (!orr_fake_is(comm, kind_of_comm)) return ncclInvalidArgument;
   orr_fake_gone(comm);
   delete comm;
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  CALL("ncclCommAbort");
+FAKE_RELEASE(ncclResult_t, ncclCommDestroy, ncclComm_t, comm, injected(), end_comm)
+
+static ncclResult_t abort_comm(ncclComm_t comm) {
   if (!orr_fake_is(comm, kind_of_comm)) return ncclInvalidArgument;
   comm->clique->aborted = true;
   orr_fake_gone(comm);
   delete comm;
   return ncclSuccess;
 }
+
+FAKE_RELEASE(ncclResult_t, ncclCommAbort, ncclComm_t, comm, injected(), abort_comm)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   CALL("ncclCommGetAsyncError");
@@ -227,9 +244,14 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
 }
 
 const char *ncclGetErrorString(ncclResult_t result) {
-  return result == ncclSuccess        ? "no error"
-         : result == ncclInvalidUsage ? "invalid usage"
-                                      : "unhandled system error";
+  switch (result) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error";
+    case ncclInvalidArgument: return "invalid argument";
+    case ncclInvalidUsage: return "invalid usage";
+    case ncclRemoteError: return "remote process exited or there was a network error";
+    default: return "unhandled system error";
+  }
 }
 
 ncclResult_t ncclGroupStart(void) {
@@ -241,7 +263,7 @@ ncclResult_t ncclGroupStart(void) {
 ncclResult_t ncclGroupEnd(void) {
   std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
   bool fails = orr_fake_fails("ncclGroupEnd");
-  ncclResult_t result = fails ? ncclSystemError : ncclSuccess;
+  ncclResult_t result = fails ? injected() : ncclSuccess;
   if (--depth > 0) return result;
   if (depth < 0) {
     orr_fake_complain("ncclGroupEnd without ncclGroupStart");
@@ -258,19 +280,22 @@ ncclResult_t ncclGroupEnd(void) {
 ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   CALL("ncclAllReduce");
-  return add({comm, stream, ALL_REDUCE, send, recv, count, type, op});
+  return add({comm, stream, ALL_REDUCE, send, recv, count, type, op, false, false},
+             "ncclAllReduce");
 }
 
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   CALL("ncclAllGather");
-  return add({comm, stream, ALL_GATHER, send, recv, count, type, ncclSum});
+  return add({comm, stream, ALL_GATHER, send, recv, count, type, ncclSum, false, false},
+             "ncclAllGather");
 }
 
 ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   CALL("ncclReduceScatter");
-  return add({comm, stream, REDUCE_SCATTER, send, recv, count, type, op});
+  return add({comm, stream, REDUCE_SCATTER, send, recv, count, type, op, false, false},
+             "ncclReduceScatter");
 }
 
 } // extern "C"

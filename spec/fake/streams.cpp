@@ -163,7 +163,7 @@ void orr_fake_launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared,
                      std::function<void()> kernel) {
   std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);
   if (orr_fake_fails("kernel launch")) {
-    orr_fake_note(cudaErrorLaunchOutOfResources);
+    orr_fake_injected(cudaErrorLaunchOutOfResources);
     return;
   }
   if (!is_stream(stream)) {
@@ -196,7 +196,12 @@ void orr_fake_launch(cudaStream_t stream, dim3 grid, dim3 block, size_t shared,
 extern "C" {
 
 #define CHECKED(status) return orr_fake_note(status)
-#define CALL(name) FAKE_CALL(name, orr_fake_note(cudaErrorUnknown))
+#define CALL(name) FAKE_CALL(name, orr_fake_injected(cudaErrorUnknown))
+#define CALL_ON(name, handle, kind)                                                        \
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock);                               \
+  if (orr_fake_fails_on(orr_fake_is(handle, kind) ? (handle)->device : orr_fake_current(), \
+                        name))                                                             \
+  return orr_fake_injected(cudaErrorUnknown)
 #define ALIVE(ordinal) \
   if (orr_fake_is_lost(ordinal)) CHECKED(cudaErrorIllegalAddress)
 #define SAFE(name) \
@@ -204,10 +209,7 @@ extern "C" {
 
 /* ---- streams and events ---- */
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority) {
-  CALL("cudaStreamCreate");
-  (void)flags;
-  (void)priority;
+static cudaError_t new_stream(cudaStream_t *out) {
   ALIVE(orr_fake_current());
   *out = new orr_fake_stream{orr_fake_current(), {}, 0, 0, nullptr, 0};
   orr_fake_streams.push_back(*out);
@@ -215,12 +217,17 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
-  return cudaStreamCreateWithPriority(out, flags, 0);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int) {
+  CALL("cudaStreamCreateWithPriority");
+  return new_stream(out);
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t s) {
-  CALL("cudaStreamDestroy");
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned) {
+  CALL("cudaStreamCreateWithFlags");
+  return new_stream(out);
+}
+
+static cudaError_t end_stream(cudaStream_t s) {
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   orr_fake_gone(s);
   if (s->queue.empty())
@@ -228,8 +235,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
   return cudaSuccess;
 }
 
+FAKE_RELEASE(cudaError_t, cudaStreamDestroy, cudaStream_t, s,
+             orr_fake_injected(cudaErrorUnknown), end_stream)
+
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  CALL("cudaStreamSynchronize");
+  CALL_ON("cudaStreamSynchronize", s, "a stream");
   SAFE("cudaStreamSynchronize");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   if (s->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
@@ -251,7 +261,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t s) {
-  CALL("cudaStreamQuery");
+  CALL_ON("cudaStreamQuery", s, "a stream");
   SAFE("cudaStreamQuery");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   if (s->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
@@ -262,7 +272,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
-  CALL("cudaEventCreate");
+  CALL("cudaEventCreateWithFlags");
   (void)flags;
   ALIVE(orr_fake_current());
   *out = new orr_fake_event{orr_fake_current(), nullptr, 0, nullptr, 0};
@@ -270,15 +280,17 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventDestroy(cudaEvent_t e) {
-  CALL("cudaEventDestroy");
+static cudaError_t end_event(cudaEvent_t e) {
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
   orr_fake_gone(e); /* its struct stays: it may be waited for */
   return cudaSuccess;
 }
 
+FAKE_RELEASE(cudaError_t, cudaEventDestroy, cudaEvent_t, e, orr_fake_injected(cudaErrorUnknown),
+             end_event)
+
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  CALL("cudaEventRecord");
+  CALL_ON("cudaEventRecord", s, "a stream");
   if (!is_event(e) || !is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   if (e->device != s->device) {
     orr_fake_complain("an event of device %d is recorded on a stream of device %d", e->device,
@@ -299,7 +311,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
-  CALL("cudaStreamWaitEvent");
+  CALL_ON("cudaStreamWaitEvent", s, "a stream");
   (void)flags;
   if (!is_event(e) || !is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   if (e->capture || s->capture) CHECKED(orr_fake_capture_wait(s, e));
@@ -310,7 +322,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e) {
-  CALL("cudaEventQuery");
+  CALL_ON("cudaEventQuery", e, "an event");
   SAFE("cudaEventQuery");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
   if (e->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
@@ -321,7 +333,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  CALL("cudaEventSynchronize");
+  CALL_ON("cudaEventSynchronize", e, "an event");
   SAFE("cudaEventSynchronize");
   if (!is_event(e)) CHECKED(cudaErrorInvalidResourceHandle);
   if (e->capture) CHECKED(cudaErrorStreamCaptureUnsupported);
@@ -358,7 +370,7 @@ static cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t s
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t s) {
-  CALL("cudaMemcpyAsync");
+  CALL_ON("cudaMemcpyAsync", s, "a stream");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   ALIVE(s->device);
   bool to_device = orr_fake_is_arena(to), from_device = orr_fake_is_arena(from);
@@ -375,7 +387,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
                                 size_t bytes, cudaStream_t s) {
-  CALL("cudaMemcpyPeerAsync");
+  CALL_ON("cudaMemcpyPeerAsync", s, "a stream");
   if (!is_stream(s)) CHECKED(cudaErrorInvalidResourceHandle);
   ALIVE(s->device);
   if (orr_fake_owner(to) != to_device || orr_fake_owner(from) != from_device) {
@@ -397,7 +409,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t s) {
-  CALL("cudaMemsetAsync");
+  CALL_ON("cudaMemsetAsync", s, "a stream");
   if (!orr_fake_is_device(to, bytes)) {
     orr_fake_complain("a memset of %zu bytes leaves its block of device memory", bytes);
     CHECKED(cudaErrorInvalidValue);
