@@ -16,6 +16,7 @@
 #include "random_state.h"
 
 static orr_status done(orr_status status) {
+  status = orr_one_error(status);
   if (status == ORR_EINTERRUPT) orr_interrupt_clear();
   return status;
 }

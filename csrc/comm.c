@@ -234,7 +234,7 @@ static orr_status push_part(orr_collective *c, int part, const orr_event *deps, 
 }
 
 /* Parts from `from` on will not come: the others need not wait for them, and are poisoned;
- * the error is queued too, so that raising it clears the poison. */
+ * the error is queued too: raising it, in push_all, clears the poison. */
 static void withdraw(orr_collective *c, int from, int pushed, orr_status status) {
   int missing = c->n - from - (pushed > 0);
   orr_work_error(status, orr_last_error());
@@ -294,7 +294,9 @@ static orr_status push_all(orr_collective *c) {
   if (cut) (void)orr_event_wait(c->part[part].done);
   for (int k = part; k < c->n; k++) let_go(c);
   let_go(c);
-  return status;
+  if (!status || !orr_work_error_pending()) return status;
+  orr_status raised = orr_synchronize(NULL);
+  return raised ? raised : status;
 }
 
 static orr_status run_now(orr_collective *c) {
@@ -341,6 +343,12 @@ static orr_status stage_all_reduce(orr_collective *c, const orr_backend *backend
   return ORR_OK;
 }
 
+/* What a queue needs to begin is there before the first part is pushed. */
+static orr_status queues_ready(const orr_collective *c) {
+  for (int k = 0; k < c->n; k++) ORR_TRY(orr_queue_ready(c->part[k].queue));
+  return ORR_OK;
+}
+
 orr_status orr_collective_issue(orr_collective *take_c) {
   orr_collective *c = take_c;
   const orr_backend *backend = c->part[0].device->backend;
@@ -363,8 +371,11 @@ orr_status orr_collective_issue(orr_collective *take_c) {
     }
   }
   if (now) return run_now(c);
-  c->native = c->meets && orr_backend_is_async(backend) && backend->collective_new(c);
-  orr_status status = stage_all_reduce(c, backend);
+  orr_status status = queues_ready(c);
+  if (!status) {
+    c->native = c->meets && orr_backend_is_async(backend) && backend->collective_new(c);
+    status = stage_all_reduce(c, backend);
+  }
   if (!status) return push_all(c);
   orr_collective_free(c);
   return status;

@@ -180,6 +180,7 @@ bool orr_cuda_alike(const orr_view *a, const orr_view *b);
 /* ---- cuda_error.c ---- */
 
 /* ORR_OK, or the error in words; a sticky one loses the GPU. gpu may be NULL. */
+void orr_cuda_ignore(cudaError_t error); /* it is not to be found by a later launch either */
 orr_status orr_cuda_try(orr_cuda_gpu *gpu, cudaError_t error, const char *what);
 /* "cuda:0: " before the message of the failure in hand, where nobody else says the device. */
 orr_status orr_cuda_fail_on(const orr_cuda_device *d, orr_status status);
@@ -204,6 +205,7 @@ orr_cuda_queue *orr_cuda_switch(orr_cuda_queue *s);
 orr_status orr_cuda_queue_new(orr_cuda_device *d, bool is_comm, orr_cuda_queue **out);
 void orr_cuda_queue_free(orr_cuda_queue *take_s);
 /* s goes on after what was issued to `other` by now. */
+orr_status orr_cuda_ready(orr_cuda_queue *s); /* to be issued to; else why not, told once */
 orr_status orr_cuda_follow(orr_cuda_queue *s, orr_cuda_queue *other);
 /* d's copy queue becomes current, after all that the current queue has issued; release waits
  * for it and returns what failed. */

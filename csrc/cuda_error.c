@@ -57,6 +57,10 @@ orr_status orr_cuda_try(orr_cuda_gpu *gpu, cudaError_t error, const char *what) 
   return orr_fail(status, "%s: %s", what, cudaGetErrorString(error));
 }
 
+void orr_cuda_ignore(cudaError_t error) {
+  if (error) cudaGetLastError();
+}
+
 /* A query tells whether the GPU still answers. */
 orr_status orr_cuda_library(orr_cuda_gpu *gpu, const char *library, const char *words) {
   orr_cuda_queue *s = orr_cuda_current();

@@ -43,12 +43,12 @@ static bool record(orr_cuda_queue *s, orr_cuda_graph *g, orr_status (*issue)(voi
   cudaGetLastError();
   s->failure.status = ORR_OK;
   if (!status) return true;
-  if (!error) cudaGraphDestroy(*out);
+  if (!error) orr_cuda_ignore(cudaGraphDestroy(*out));
   return false;
 }
 
 static void drop_exec(orr_cuda_graph *g) {
-  if (g->exec) cudaGraphExecDestroy(g->exec);
+  if (g->exec) orr_cuda_ignore(cudaGraphExecDestroy(g->exec));
   g->exec = NULL;
 }
 
@@ -59,7 +59,7 @@ static bool make(orr_cuda_queue *s, orr_cuda_graph *g, orr_status (*issue)(void 
   if (!record(s, g, issue, arg, &graph)) return false;
   orr_status status =
       orr_cuda_try(s->device->gpu, cudaGraphInstantiate(&g->exec, graph, 0), "making a graph");
-  cudaGraphDestroy(graph);
+  orr_cuda_ignore(cudaGraphDestroy(graph));
   if (status) g->exec = NULL;
   g->room = s->room;
   return !status;
@@ -111,7 +111,7 @@ orr_cuda_fault_slot *orr_cuda_graph_fault(orr_cuda_queue *s, orr_cuda_fault_note
 
 static void graph_close(orr_cuda_graph *g) {
   drop_exec(g);
-  if (g->fault) cudaFreeHost(g->fault);
+  if (g->fault) orr_cuda_ignore(cudaFreeHost(g->fault));
   g->fault = NULL;
   g->queue = NULL;
 }

@@ -55,7 +55,8 @@ static orr_status new_memory(orr_cuda_gpu *gpu, size_t bytes, void **out) {
 }
 
 static void free_memory(orr_cuda_gpu *gpu, void *data) {
-  if (!data || orr_cuda_use(gpu)) return;
+  if (!data) return;
+  cudaSetDevice(gpu->ordinal);
   cudaFree(data);
   cudaGetLastError();
 }
@@ -153,5 +154,5 @@ static orr_status time_copies(orr_cuda_device *a, orr_cuda_device *b, double *ra
 orr_status orr_cuda_link(int a, int b, bool measure, orr_link *out) {
   orr_cuda_device *from = &orr_cuda_machine.device[a], *to = &orr_cuda_machine.device[b];
   *out = (orr_link){.kind = kind_of(from, to)};
-  return measure ? time_copies(from, to, &out->bytes_a_second) : ORR_OK;
+  return measure ? orr_cuda_fail_on(from, time_copies(from, to, &out->bytes_a_second)) : ORR_OK;
 }

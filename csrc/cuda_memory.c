@@ -79,7 +79,7 @@ static orr_status new_block(orr_cuda_queue *s, size_t bytes, orr_cuda_block *b) 
   orr_status status = orr_cuda_try(gpu, cudaHostAlloc(&data, capacity, cudaHostAllocPortable),
                                    "allocating pinned memory");
   if (status) {
-    cudaEventDestroy(b->event);
+    orr_cuda_ignore(cudaEventDestroy(b->event));
     return status;
   }
   b->data = data;
@@ -120,7 +120,7 @@ orr_status orr_cuda_block_take(orr_cuda_queue *s, size_t bytes, orr_cuda_block *
 orr_status orr_cuda_block_used(orr_cuda_queue *s, orr_cuda_block *b) {
   orr_status status =
       orr_cuda_try(s->device->gpu, cudaEventRecord(b->event, s->stream), "recording an event");
-  if (status) cudaStreamSynchronize(s->stream);
+  if (status) orr_cuda_ignore(cudaStreamSynchronize(s->stream));
   else b->is_busy = true;
   return status;
 }

@@ -41,13 +41,13 @@ void orr_cuda_nccl_open(void) {
 }
 
 static void end_all(ncclResult_t (*end)(ncclComm_t)) {
-  if (ncclGroupStart()) return;
+  bool grouped = ncclGroupStart() == ncclSuccess;
   for (int k = 0; k < nccl.n_groups; k++) {
     group *g = nccl.group[k];
     for (int r = 0; r < g->n && !g->failed && !g->aborted; r++) (void)end(g->comm[r]);
     g->aborted = true;
   }
-  (void)ncclGroupEnd();
+  if (grouped) (void)ncclGroupEnd();
 }
 
 void orr_cuda_nccl_close(void) {
@@ -245,9 +245,9 @@ static orr_status issue(const orr_collective *c, const group *g) {
 orr_status orr_cuda_collective_run(orr_collective *c, int part) {
   group *g = c->communicator;
   orr_cuda_queue *s = queue_of(c, part);
-  orr_status status = ORR_OK;
   pthread_mutex_lock(&nccl.mutex);
-  if (!atomic_exchange(&c->taken, 1)) status = issue(c, g);
+  orr_status status = orr_cuda_ready(s);
+  if (!status && !atomic_exchange(&c->taken, 1)) status = issue(c, g);
   if (!g->aborted) {
     s->communicator = g->comm[part];
     s->collective_mark = s->n_marked + 1;

@@ -23,9 +23,19 @@ double orr_cuda_now(void) {
 
 orr_cuda_queue *orr_cuda_current(void) { return current; }
 
-cudaStream_t orr_cuda_stream(void) {
-  if (!current) orr_cuda_record(ORR_EDEVICE, "a kernel was launched outside of a queue");
-  return current ? current->issue : NULL;
+cudaStream_t orr_cuda_stream(void) { return current ? current->issue : NULL; }
+
+/* The stream of no queue would be the driver's own, which all of the GPU waits for. */
+int orr_cuda_may_launch(void) {
+  if (current && !current->failure.status && !orr_cuda_is_lost(current->device->gpu)) return 1;
+  orr_cuda_record(ORR_EDEVICE, current ? current->device->gpu->why
+                                       : "a kernel was launched outside of a queue");
+  return 0;
+}
+
+orr_status orr_cuda_ready(orr_cuda_queue *s) {
+  return orr_cuda_is_lost(s->device->gpu) ? orr_cuda_lost(s->device->gpu)
+                                          : orr_cuda_recorded(s);
 }
 
 orr_cuda_queue *orr_cuda_switch(orr_cuda_queue *s) {
@@ -143,17 +153,18 @@ orr_status orr_cuda_follow(orr_cuda_queue *s, orr_cuda_queue *other) {
   if (orr_cuda_is_lost(other->device->gpu)) return orr_cuda_lost(other->device->gpu);
   if (orr_cuda_is_lost(s->device->gpu)) return orr_cuda_lost(s->device->gpu);
   orr_status status = follow(s, other);
-  if (status) cudaStreamSynchronize(other->stream);
+  if (status) orr_cuda_ignore(cudaStreamSynchronize(other->stream));
   return status;
 }
 
 static orr_status wait(orr_queue *q, orr_queue *of) {
   orr_cuda_queue *s = q->stream, *other = of->stream;
   if (!s || !other) return ORR_OK;
-  orr_status status = orr_cuda_follow(s, other);
-  if (!status) return orr_cuda_spread_from(s, other);
+  orr_status status = orr_cuda_ready(s);
+  if (!status) status = orr_cuda_follow(s, other);
+  if (!status) return orr_cuda_fail_on(s->device, orr_cuda_spread_from(s, other));
   if (!orr_cuda_is_lost(s->device->gpu)) /* what comes may be nonsense */
-    cudaMemsetAsync(s->poison, 1, sizeof(int), s->stream);
+    orr_cuda_ignore(cudaMemsetAsync(s->poison, 1, sizeof(int), s->stream));
   return orr_cuda_fail_on(s->device, status);
 }
 
@@ -234,7 +245,11 @@ orr_status orr_cuda_borrow(orr_cuda_device *d, orr_cuda_queue **before) {
   }
   d->copy->failure.status = ORR_OK;
   *before = orr_cuda_switch(d->copy);
-  return ORR_OK;
+  status = orr_cuda_recorded(d->copy);
+  if (!status) return ORR_OK;
+  orr_cuda_switch(*before);
+  pthread_mutex_unlock(&d->copy_mutex);
+  return status;
 }
 
 orr_status orr_cuda_release(orr_cuda_device *d, orr_cuda_queue *before) {

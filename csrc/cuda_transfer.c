@@ -274,7 +274,7 @@ static orr_status between(orr_cuda_queue *s, orr_cuda_device *a, const orr_view 
 
 static orr_status on_queue(orr_cuda_queue *s, orr_device *a, const orr_view *from,
                            orr_device *b, orr_view *to) {
-  if (orr_cuda_is_lost(s->device->gpu)) return orr_cuda_lost(s->device->gpu);
+  ORR_TRY(orr_cuda_ready(s));
   if (a->kind != ORR_DEVICE_CUDA) return upload(s, from, to);
   if (b->kind != ORR_DEVICE_CUDA) return download(s, from, to);
   orr_cuda_device *source = orr_cuda_device_of(a);
@@ -287,8 +287,8 @@ orr_status orr_cuda_transfer(orr_device *a, const orr_view *from, orr_device *b,
   orr_cuda_queue *s = orr_cuda_current(), *before;
   if (orr_cuda_numel(from) == 0) return ORR_OK;
   if (s && s->device == home) return on_queue(s, a, from, b, to);
-  ORR_TRY(orr_cuda_borrow(home, &before));
+  ORR_TRY(orr_cuda_fail_on(home, orr_cuda_borrow(home, &before)));
   orr_status status = on_queue(home->copy, a, from, b, to);
   orr_status released = orr_cuda_release(home, before);
-  return status ? status : released;
+  return orr_cuda_fail_on(home, status ? status : released);
 }

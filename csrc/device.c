@@ -201,7 +201,13 @@ static void cudas_open(void) {
   if (n > ORR_MAX_WORKERS - n_cpus) n = ORR_MAX_WORKERS - n_cpus;
   n_cudas = 0;
   cuda_info = n > 0 ? calloc((size_t)n, sizeof *cuda_info) : NULL;
-  while (cuda_info && n_cudas < n && !cuda_fill(n_cudas)) n_cudas++;
+  while (n_cudas < n) {
+    if (!cuda_info || cuda_fill(n_cudas)) {
+      orr_plugin_explain(cuda_info ? orr_last_error() : "out of host memory");
+      return;
+    }
+    n_cudas++;
+  }
 }
 
 static void cudas_close(void) {
@@ -235,7 +241,10 @@ int orr_device_cudas(void) {
 
 int orr_device_visible(void) { return orr_device_cudas() ? n_cudas : n_cpus; }
 
-const char *orr_cuda_why(void) { return orr_device_cudas() ? "" : orr_plugin_why(); }
+const char *orr_cuda_why(void) {
+  orr_device_cudas();
+  return orr_plugin_why();
+}
 
 const orr_device_info *orr_cuda_info(int k) { return &cuda_info[k]; }
 
@@ -256,12 +265,14 @@ int orr_cuda_find(const void *data, const char *id) {
 static char *visible_text(bool cuda, char *buf, size_t size) {
   int n = cuda ? orr_device_cudas() : n_cpus;
   const char *kind = cuda ? "cuda" : "cpu";
-  if (n == 0) snprintf(buf, size, "no CUDA device is visible: %s", orr_cuda_why());
+  const char *why = cuda ? orr_cuda_why() : "", *none = *why ? "; no other: " : "";
+  if (n == 0) snprintf(buf, size, "no CUDA device is visible: %s", why);
   else if (n == 1)
-    snprintf(buf, size, "1 %s device is visible, %s:0", cuda ? "CUDA" : "CPU", kind);
+    snprintf(buf, size, "1 %s device is visible, %s:0%s%s", cuda ? "CUDA" : "CPU", kind, none,
+             why);
   else
-    snprintf(buf, size, "%d %s devices are visible, %s:0 to %s:%d", n, cuda ? "CUDA" : "CPU",
-             kind, kind, n - 1);
+    snprintf(buf, size, "%d %s devices are visible, %s:0 to %s:%d%s%s", n,
+             cuda ? "CUDA" : "CPU", kind, kind, n - 1, none, why);
   return buf;
 }
 
@@ -324,4 +335,12 @@ orr_status orr_synchronize(orr_device *d) {
   if (!orr_work_error_pending()) return ORR_OK;
   ORR_TRY(orr_drain(NULL, true));
   return orr_work_error_raise();
+}
+
+orr_status orr_one_error(orr_status status) {
+  char words[1500];
+  if (status != ORR_EDEVICE || n_cudas <= 0) return status;
+  snprintf(words, sizeof words, "%s", orr_last_error());
+  orr_status first = orr_synchronize(NULL);
+  return first ? first : orr_fail(status, "%s", words);
 }

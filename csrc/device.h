@@ -120,7 +120,7 @@ orr_device *orr_device_at(int index);
 int orr_device_cpus(void);      /* N of cpu:0..N-1 */
 int orr_device_cudas(void);     /* N of cuda:0..N-1; opens the plug-in */
 int orr_device_visible(void);   /* what a bare number names: the CUDA devices, else the CPUs */
-const char *orr_cuda_why(void); /* why there is no CUDA device, as a clause; "" where one is */
+const char *orr_cuda_why(void); /* why there is no CUDA device, or no other, as a clause; "" */
 /* The device that a PCI bus id or a prefix of a UUID names: its k; -1: none, -2: several. */
 int orr_cuda_find(const void *data, const char *id);
 /* "cpu", "cpu:1", "meta", "1" (the k-th visible). Out of range: says how many, and why. */
@@ -135,6 +135,9 @@ int64_t orr_host_memory(bool available);
 /* Waits for all queues of `d` (NULL: of all devices), then raises the first error of queued
  * work, clearing it and every poison. Polls for interrupts. */
 orr_status orr_synchronize(orr_device *d);
+/* Where a call ends in ORR_EDEVICE, what was queued may have failed of the same cause: all of
+ * it is one error, the first. Gives `status` or that of the first. */
+orr_status orr_one_error(orr_status status);
 
 /* queue.c. Items are (deps, ready, run), never a wait; an item starts when it heads its queue,
  * its deps are complete and ready() is NULL or true. Engines: thread, inline, shuffle:SEED. */
@@ -146,6 +149,8 @@ typedef struct orr_item {
   void *arg;
   int part;
 } orr_item;
+/* Opens what the queue needs to take items; a push does it too. */
+orr_status orr_queue_ready(struct orr_queue *q);
 orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *done);
 /* Worker of q, of an asynchronous device: what q issues from now on comes after all that
  * `other` has issued. */

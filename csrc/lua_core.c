@@ -89,8 +89,9 @@ static int watch_layer(lua_State *L) {
 int orr_lua_raise(lua_State *L, orr_status status) {
   lua_Debug ar;
   char place[160] = "";
+  status = orr_one_error(status);
   if (status == ORR_EINTERRUPT) orr_interrupt_clear();
-  if (find_frame(L, &ar))
+  if (find_frame(L, &ar) || (resumer && find_frame(resumer, &ar)))
     snprintf(place, sizeof place, "%s:%d: ", ar.short_src, ar.currentline);
   lua_pushfstring(L, "%s%s", place, orr_last_error());
   return lua_error(L);

@@ -69,13 +69,13 @@ static int devices(lua_State *L) {
   return 1;
 }
 
-/* -> {cpu = 2, cuda = 0, cuda_why = "no NVIDIA driver is installed"} */
+/* -> {cpu = 2, cuda = 0, cuda_why = "no NVIDIA driver is installed"}; why there are no more */
 static int visible(lua_State *L) {
   int n = orr_device_cudas();
   lua_newtable(L);
   set_number(L, "cpu", orr_device_cpus());
   set_number(L, "cuda", n);
-  if (n == 0) set_string(L, "cuda_why", orr_cuda_why());
+  if (*orr_cuda_why()) set_string(L, "cuda_why", orr_cuda_why());
   return 1;
 }
 

@@ -37,6 +37,9 @@ static int mesh(lua_State *L) {
     orr_device *d = orr_lua_device(L, -1);
     if (!d) return orr_lua_error(L, "device %d of the mesh is missing", k + 1);
     device[k] = d->index;
+    const orr_device *first = orr_device_at(device[0]);
+    if (d->kind != first->kind)
+      return orr_lua_error(L, "a mesh holds devices of one kind: %s, %s", first->name, d->name);
     lua_pop(L, 1);
   }
   const orr_mesh *m;

@@ -247,6 +247,8 @@ static orr_status push_shard(orr_work *w, int shard, orr_event *deps) {
 static orr_status push(orr_work *take_w, orr_event *deps) {
   int n = views_of(take_w), n_shards = take_w->n_shards;
   orr_status status = ORR_OK;
+  for (int r = 0; r < n_shards && !status; r++)
+    status = orr_queue_ready(orr_device_at(take_w->mesh->device[r])->compute);
   for (int r = 0; r < n_shards && !status; r++) {
     int room = deps_max(buffers_of(take_w, r), n);
     status = push_shard(take_w, r, deps);

@@ -13,12 +13,14 @@
 /* "; 2 cpu devices are visible: cpu:0 to cpu:1 (ORRERY_CPU_DEVICES=2)" */
 static void visible_text(const orr_plan_env *env, bool cuda, char *buffer, size_t size) {
   const char *kind = cuda ? "cuda" : "cpu", *why = cuda ? env->cuda_why : env->cpu_why;
+  bool tells = why && *why;
   int n = cuda ? env->n_cuda : env->n_cpu;
   char range[64] = "";
   if (n == 1) snprintf(range, sizeof range, ": %s:0", kind);
   if (n > 1) snprintf(range, sizeof range, ": %s:0 to %s:%d", kind, kind, n - 1);
   snprintf(buffer, size, "; %d %s device%s visible%s%s%.200s%s", n, kind,
-           n == 1 ? " is" : "s are", range, why ? " (" : "", why ? why : "", why ? ")" : "");
+           n == 1 ? " is" : "s are", range, tells ? " (" : "", tells ? why : "",
+           tells ? ")" : "");
 }
 
 static orr_status place_leaf(const orr_plan *plan, const orr_plan_env *env,

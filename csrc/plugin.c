@@ -106,3 +106,5 @@ bool orr_plugin_choice(orr_choice c) { return choice[c]; }
 const orr_plugin *orr_plugin_now(void) { return plugin; }
 
 const char *orr_plugin_why(void) { return why; }
+
+void orr_plugin_explain(const char *words) { snprintf(why, sizeof why, "%s", words); }

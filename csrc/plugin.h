@@ -74,7 +74,8 @@ const orr_device_info *orr_cuda_info(int k);
 int orr_plugin_open(void); /* how many devices came; 0: orr_plugin_why */
 void orr_plugin_close(void);
 const orr_plugin *orr_plugin_now(void); /* NULL: none is open */
-const char *orr_plugin_why(void);
+const char *orr_plugin_why(void);       /* there are no devices, or no more */
+void orr_plugin_explain(const char *words);
 /* What the user lets kernels do. Kept while no plug-in is open. Gives what was. */
 typedef enum orr_choice { ORR_DETERMINISTIC, ORR_ALLOW_TF32 } orr_choice;
 bool orr_plugin_choose(orr_choice c, bool on);

@@ -73,12 +73,16 @@ static orr_item *next_slot(orr_queue *q, uint64_t pushed) {
   return &q->tail->item[slot];
 }
 
+orr_status orr_queue_ready(orr_queue *q) {
+  if (q->is_async && !q->stream) ORR_TRY(q->device->backend->queue_open(q));
+  if (orr_engine.kind == ORR_ENGINE_THREAD && !q->worker->started)
+    return orr_worker_start(q->worker);
+  return ORR_OK;
+}
+
 orr_status orr_queue_push(orr_queue *q, const orr_item *item, orr_event *done) {
   uint64_t pushed = atomic_load_explicit(&q->pushed, memory_order_relaxed);
-  if (q->is_async && !q->stream) ORR_TRY(q->device->backend->queue_open(q));
-  if (orr_engine.kind == ORR_ENGINE_THREAD && !q->worker->started) {
-    ORR_TRY(orr_worker_start(q->worker));
-  }
+  ORR_TRY(orr_queue_ready(q));
   orr_item *slot = next_slot(q, pushed);
   if (!slot)
     return orr_fail(ORR_EMEM, "out of host memory for the queue of %s", q->device->name);

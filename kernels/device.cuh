@@ -73,6 +73,7 @@ void orr_launch_fake(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
   do {                                                                             \
     const dim3 launch_grid(grid), launch_block(block);                             \
     if (launch_grid.x == 0 || launch_grid.y == 0 || launch_grid.z == 0) break;     \
+    if (!orr_cuda_may_launch()) break;                                             \
     ORR_LAUNCH_(kernel, launch_grid, launch_block, (size_t)(shared), __VA_ARGS__); \
     orr_cuda_check(cudaGetLastError(), #kernel);                                   \
   } while (0)

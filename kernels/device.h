@@ -27,6 +27,8 @@ typedef struct orr_cuda_fault_slot {
 } orr_cuda_fault_slot;
 
 cudaStream_t orr_cuda_stream(void);
+/* False where nothing can be launched there (no queue, a lost GPU), which is recorded. */
+int orr_cuda_may_launch(void);
 /* Records an error; false where `status` is one. */
 int orr_cuda_check(cudaError_t status, const char *what);
 /* Scratch of the current stream, 256-byte aligned, valid until the next call on this stream:

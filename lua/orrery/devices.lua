@@ -73,6 +73,7 @@ local list_meta = {
       and setting("CUDA_VISIBLE_DEVICES", ": all GPUs are visible") .. "; "
         .. setting("ORRERY_CUDA_DEVICES", "")
       or "no CUDA device: " .. env.cuda_why
+    if env.cuda > 0 and env.cuda_why then parts[#parts + 1] = "no other CUDA device: " .. env.cuda_why end
     parts[#parts + 1] = setting("ORRERY_CPU_DEVICES", ": a CPU device a core, at least 2")
       .. "; a bare number k in a plan is " .. (env.cuda > 0 and "cuda:k" or "cpu:k")
     return table.concat(parts, "\n")
