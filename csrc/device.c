@@ -248,6 +248,12 @@ const char *orr_cuda_why(void) {
 
 const orr_device_info *orr_cuda_info(int k) { return &cuda_info[k]; }
 
+int64_t orr_cuda_free(const orr_device *d) {
+  orr_device_info now;
+  bool told = !orr_plugin_now()->describe(d->id, &now) && now.free > 0;
+  return told ? now.free + (int64_t)d->cached : cuda_info[d->id].total - (int64_t)d->live;
+}
+
 orr_device *orr_device_at(int index) { return &devices[index]; }
 
 int orr_cuda_find(const void *data, const char *id) {

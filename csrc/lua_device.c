@@ -25,10 +25,8 @@ static void memory_of(const orr_device *d, double *total, double *left) {
   *total = d->limit ? (double)d->limit : (double)orr_host_memory(false);
   *left = d->limit ? (double)d->limit - (double)d->live : (double)orr_host_memory(true);
   if (d->kind != ORR_DEVICE_CUDA) return;
-  const orr_device_info *info = orr_cuda_info(d->id);
-  double room = d->limit ? (double)d->limit : (double)info->total;
-  *total = room;
-  *left = room - (double)d->live;
+  *total = d->limit ? (double)d->limit : (double)orr_cuda_info(d->id)->total;
+  *left = d->limit ? (double)d->limit - (double)d->live : (double)orr_cuda_free(d);
 }
 
 static void push_device(lua_State *L, const orr_device *d) {

@@ -69,6 +69,9 @@ typedef const orr_plugin *orr_plugin_entry(const orr_host *host);
 
 /* device.c: of cuda:k, k below orr_device_cudas(). */
 const orr_device_info *orr_cuda_info(int k);
+/* Bytes that can be allocated: what the driver says, and what is cached; where it does not say,
+ * because the GPU is not in use or is lost, all but what is live. */
+int64_t orr_cuda_free(const orr_device *d);
 
 /* plugin.c */
 int orr_plugin_open(void); /* how many devices came; 0: orr_plugin_why */
