@@ -37,14 +37,14 @@ static orr_capture *record_at(lua_State *L, int index) {
   return *c;
 }
 
-/* capture_start(pools): a record, being made. */
+/* capture_start(pools or nil): a record, being made. */
 static int start(lua_State *L) {
-  orr_pools **p = luaL_checkudata(L, 1, POOLS);
+  orr_pools **p = lua_isnil(L, 1) ? NULL : luaL_checkudata(L, 1, POOLS);
   orr_capture **c = lua_newuserdata(L, sizeof *c);
   *c = NULL;
   luaL_setmetatable(L, RECORD);
   orr_lua_enter(L);
-  orr_lua_try(L, orr_capture_start(*p, c));
+  orr_lua_try(L, orr_capture_start(p ? *p : NULL, c));
   return 1;
 }
 
@@ -96,6 +96,18 @@ static int escaped(lua_State *L) {
 /* capture_made(record, tensor). */
 static int made(lua_State *L) {
   lua_pushboolean(L, orr_capture_made(record_at(L, 1), orr_lua_check(L, 2)));
+  return 1;
+}
+
+/* capture_wrote(record, tensor). */
+static int wrote(lua_State *L) {
+  lua_pushboolean(L, orr_capture_wrote(record_at(L, 1), orr_lua_check(L, 2)));
+  return 1;
+}
+
+/* capture_held(slot): whether somebody else holds a tensor in its memory. */
+static int held(lua_State *L) {
+  lua_pushboolean(L, orr_lua_check(L, 1)->storage->rc > 1);
   return 1;
 }
 
@@ -185,6 +197,16 @@ static int slot(lua_State *L) {
   return 1;
 }
 
+/* capture_alias(slot): the same under another name. */
+static int alias(lua_State *L) {
+  orr_tensor *t = orr_lua_check(L, 1), *y;
+  orr_lua_try(L, orr_tensor_alias(t, &y));
+  y->is_batch = t->is_batch;
+  y->is_view = false;
+  orr_lua_push(L, y);
+  return 1;
+}
+
 /* capture_fill(slot, t): the slot gets t's values. */
 static int fill(lua_State *L) {
   orr_tensor *y = orr_lua_check(L, 1), *t = orr_lua_check(L, 2);
@@ -199,8 +221,9 @@ static int modes(lua_State *L) {
   const char *seen = orr_tracing()            ? "parallel.trace is on"
                      : orr_anomaly_watching() ? "orrery.anomaly is on"
                      : orr_recording()        ? "its calls are recorded for a plan"
-                     : orr_capturing()        ? "it runs within another captured step"
-                                              : NULL;
+                     : orr_capturing() || orr_capture_in_part()
+                         ? "it runs within another captured step"
+                         : NULL;
   if (seen) {
     lua_pushnil(L);
     lua_pushstring(L, seen);
@@ -235,6 +258,8 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_differs", differs},
                                        {"capture_escaped", escaped},
                                        {"capture_made", made},
+                                       {"capture_wrote", wrote},
+                                       {"capture_held", held},
                                        {"capture_host", host},
                                        {"capture_host_end", host_end},
                                        {"capture_prepare", prepare},
@@ -246,6 +271,7 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_leave", leave},
                                        {"capture_same_form", same_form},
                                        {"capture_slot", slot},
+                                       {"capture_alias", alias},
                                        {"capture_fill", fill},
                                        {"capture_modes", modes},
                                        {"capture_graph_waits", graph_waits},

@@ -56,6 +56,7 @@ end
 ---@return orrery.Tensor
 function Scaler:scale(loss)
   check.tensor("Scaler:scale", "the loss", loss)
+  core.capture_refuse("multiplies by the scale of an amp.Scaler, which changes")
   return self.factor == 1 and loss or loss * self.factor
 end
 
