@@ -105,6 +105,12 @@ static int wrote(lua_State *L) {
   return 1;
 }
 
+/* capture_forget(record): leaves that the step made and nobody keeps. */
+static int forget(lua_State *L) {
+  orr_capture_forget(record_at(L, 1));
+  return 0;
+}
+
 /* capture_held(slot): whether somebody else holds a tensor in its memory. */
 static int held(lua_State *L) {
   lua_pushboolean(L, orr_lua_check(L, 1)->storage->rc > 1);
@@ -259,6 +265,7 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_escaped", escaped},
                                        {"capture_made", made},
                                        {"capture_wrote", wrote},
+                                       {"capture_forget", forget},
                                        {"capture_held", held},
                                        {"capture_host", host},
                                        {"capture_host_end", host_end},

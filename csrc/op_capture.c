@@ -275,6 +275,12 @@ const char *orr_capture_why(const orr_capture *c) { return c->why; }
 
 int orr_capture_count(const orr_capture *c) { return c->n; }
 
+static void free_leaf(const orr_leaf *l) {
+  if (l->grad) orr_tensor_free(l->grad);
+  if (l->first) orr_tensor_free(l->first);
+  orr_tensor_free(l->leaf);
+}
+
 static void free_tensors(orr_tensor **list, int n) {
   for (int k = 0; k < n; k++)
     if (list[k]) orr_tensor_free(list[k]);
@@ -292,11 +298,7 @@ void orr_capture_free(orr_capture *take_c) {
     free(c->action[k].source);
   }
   for (int k = 0; k < c->n_found; k++) orr_buffer_unpin(c->found[k]);
-  for (int k = 0; k < c->n_leaves; k++) {
-    if (c->leaf[k].grad) orr_tensor_free(c->leaf[k].grad);
-    if (c->leaf[k].first) orr_tensor_free(c->leaf[k].first);
-    orr_tensor_free(c->leaf[k].leaf);
-  }
+  for (int k = 0; k < c->n_leaves; k++) free_leaf(&c->leaf[k]);
   for (int k = 0; k < c->n_hosts; k++) free_tensors(c->host[k].grad, c->host[k].n_grads);
   for (int k = 0; k < c->n_steps; k++) free_tensors(c->step[k].list, c->step[k].n);
   free_tensors(c->written, c->n_written);
@@ -445,6 +447,25 @@ bool orr_capture_wrote(const orr_capture *c, const orr_tensor *t) {
     if (c->written[k]->storage == t->storage) return true;
   return false;
 }
+
+static void drop_leaf(orr_capture *c, int k) {
+  size_t after = (size_t)(--c->n_leaves - k);
+  free_leaf(&c->leaf[k]);
+  memmove(&c->leaf[k], &c->leaf[k + 1], after * sizeof c->leaf[0]);
+  for (int h = 0; h < c->n_hosts; h++) {
+    orr_host_part *p = &c->host[h];
+    if (k >= p->n_grads) continue;
+    if (p->grad[k]) orr_tensor_free(p->grad[k]);
+    after = (size_t)(--p->n_grads - k);
+    memmove(&p->grad[k], &p->grad[k + 1], after * sizeof p->grad[0]);
+  }
+}
+
+void orr_capture_forget(orr_capture *c) {
+  for (int k = c->n_leaves - 1; k >= 0; k--)
+    if (c->leaf[k].leaf->rc == 1) drop_leaf(c, k);
+}
+
 
 static bool holds(const orr_tensor *t, const orr_buffer *b) {
   for (int k = 0; t && k < t->n; k++)

@@ -187,24 +187,29 @@ end
 -- others recorded.
 local function protected(f, ...)
   local thread = coroutine.create(f)
-  local results = pack(coroutine.resume(thread, ...))
-  if coroutine.status(thread) == "suspended" then
-    return { n = 2, false, "capture: the step yields; yield around it, not in it" }
+  local function finish(ok, ...)
+    if coroutine.status(thread) ~= "suspended" then return ok, pack(...) end
+    return false, { n = 1, "capture: the step yields; yield around it, not in it" }
   end
-  return results
+  return finish(coroutine.resume(thread, ...))
 end
 
 -- Runs f while its calls are recorded.
 local function record_run(self, pools, args, n)
   local record, parts = core.capture_start(pools), {}
   host.recorder = recorder_of(record, parts)
-  local results = protected(self._f, unpack(args, 1, n))
+  local ok, results = protected(self._f, unpack(args, 1, n))
   host.recorder = nil
   local why = core.capture_stop(record)
-  local made = { record = record, parts = parts, ok = results[1], message = results[2] }
-  made.results = made.ok and pack(unpack(results, 2, results.n)) or { n = 0 }
-  for k = 1, made.results.n do why = why or bad_result(made.results[k]) end
-  return made, why
+  for k = 1, ok and results.n or 0 do why = why or bad_result(results[k]) end
+  return { record = record, parts = parts, ok = ok, results = results }, why
+end
+
+-- Collects what the step left, also what stands in places of the stack that are free again.
+local function sweep()
+  select("#", unpack({}, 1, 200))
+  collectgarbage()
+  collectgarbage()
 end
 
 local function same_argument(a, b)
@@ -232,8 +237,8 @@ end
 local function settle(form, made, why)
   local list, results = {}, made.results
   for k = 1, why and 0 or results.n do results[k] = keep(made.record, results[k], list) end
-  collectgarbage()
-  collectgarbage()
+  sweep()
+  core.capture_forget(made.record)
   for k = 1, form.n do
     if any(form.args[k], held) then form.left = why or "the step keeps or returns an argument" end
   end
@@ -258,7 +263,7 @@ local function first(self, form, ...)
   end
   self._reason = form.left or "the first run of arguments of this form is not recorded"
   self._changes = moved.changes -- nothing is recorded yet that a change made in it could make wrong
-  if not made.ok then check.again(made.message) end
+  if not made.ok then check.again(made.results[1]) end
   return unpack(made.results, 1, made.results.n)
 end
 
@@ -282,7 +287,7 @@ local function try(self, form, ...)
   if before then core.capture_free(before.record) end
   if not made.refused then return give_all(made.record, made.results) end
   core.capture_free(made.record)
-  if not made.ok then check.again(made.message) end
+  if not made.ok then check.again(made.results[1]) end
   return unpack(made.results, 1, made.results.n)
 end
 
