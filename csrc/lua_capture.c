@@ -227,6 +227,7 @@ static int modes(lua_State *L) {
   const char *seen = orr_tracing()            ? "parallel.trace is on"
                      : orr_anomaly_watching() ? "orrery.anomaly is on"
                      : orr_recording()        ? "its calls are recorded for a plan"
+                     : orr_holding()          ? "it runs within orrery.accumulate"
                      : orr_capturing() || orr_capture_in_part()
                          ? "it runs within another captured step"
                          : NULL;
