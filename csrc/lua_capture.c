@@ -181,12 +181,32 @@ static int same_form(lua_State *L) {
   return 1;
 }
 
-static orr_status copy_into(orr_tensor *y, orr_tensor *t) {
+static orr_status copy_call(orr_tensor *y, orr_tensor *t) {
   orr_tensor *in[2] = {y, t}, *out;
   bool was = orr_set_grad_mode(false);
   orr_status status = orr_dispatch(&orr_op_copy_, in, 2, NULL, true, &out);
   orr_set_grad_mode(was);
   if (!status) orr_tensor_free(out);
+  return status;
+}
+
+static orr_status copy_shard(orr_tensor *y, orr_tensor *t, int rank) {
+  orr_tensor *to, *from;
+  ORR_TRY(orr_tensor_shard(y, rank, &to));
+  orr_status status = orr_tensor_shard(t, rank, &from);
+  if (!status) {
+    status = copy_call(to, from);
+    orr_tensor_free(from);
+  }
+  orr_tensor_free(to);
+  return status;
+}
+
+/* Parts of a sum stay what they are, so that what is made of them is the same to the bit. */
+static orr_status copy_into(orr_tensor *y, orr_tensor *t) {
+  orr_status status = ORR_OK;
+  if (!orr_layout_is_partial(t->layout)) return copy_call(y, t);
+  for (int r = 0; r < t->n && !status; r++) status = copy_shard(y, t, r);
   return status;
 }
 

@@ -202,8 +202,7 @@ orr_status orr_capture_optim(const orr_op *op, const orr_optim_lists *lists,
   *s = (orr_fed_step){.op = op, .args = *args, .n = n, .first = c->n};
   s->list = malloc((size_t)n * sizeof(orr_tensor *) + 1);
   if (!s->list) return orr_fail(ORR_EMEM, "out of host memory for a captured step");
-  for (int k = 0; k < n; k++)
-    s->list[k] = orr_tensor_ref(orr_capture_listed(lists, k));
+  for (int k = 0; k < n; k++) s->list[k] = orr_tensor_ref(orr_capture_listed(lists, k));
   c->n_steps++;
   c->in_step = true;
   return ORR_OK;
@@ -431,7 +430,8 @@ bool orr_capture_differs(const orr_capture *a, const orr_capture *b, char *buf, 
     return true;
   }
   if (a->n == b->n)
-    snprintf(buf, size, "gradients or optimizer steps are not what they were in the step before");
+    snprintf(buf, size,
+             "gradients or optimizer steps are not what they were in the step before");
   else snprintf(buf, size, "the step ran %d calls, and %d in the step before", b->n, a->n);
   return a->n != b->n || !same_hosts(a, b) || !same_leaves(a, b);
 }
@@ -465,7 +465,6 @@ void orr_capture_forget(orr_capture *c) {
   for (int k = c->n_leaves - 1; k >= 0; k--)
     if (c->leaf[k].leaf->rc == 1) drop_leaf(c, k);
 }
-
 
 static bool holds(const orr_tensor *t, const orr_buffer *b) {
   for (int k = 0; t && k < t->n; k++)

@@ -40,7 +40,7 @@ typedef struct orr_host_part {
   int kind, first, last; /* its actions [first, last) */
   orr_tensor **grad;     /* owned: of the leaves known at its beginning, NULL where absent */
   int n_grads;
-  orr_random_state at;      /* random numbers at its beginning */
+  orr_random_state at;       /* random numbers at its beginning */
   int first_step, last_step; /* its optimizer steps [first, last) */
 } orr_host_part;
 

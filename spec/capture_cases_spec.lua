@@ -274,6 +274,20 @@ local gradients = {
 }
 
 local memory = {
+  { "partial sums, given and taken, stay the same parts", 10, function(wrap)
+    local net = nn.Linear(4, 4)
+    parallel("data<0,1>")(net)
+    local f = wrap(function(x, y)
+      return orrery.no_grad(function()
+        y = y or net(x):sum(1)
+        return y * 1, (y * 3):sum(), y + 1
+      end)
+    end)
+    return each(8, function()
+      local part = f(orrery.randn(6, 4))
+      return { part, { f(orrery.zeros(1), part * 1.5) } }
+    end)
+  end },
   { "what a refused form gave is not written by a replay of another", 9, function(wrap)
     local w, kept = weight(), {}
     local f = wrap(function(graph, x)
@@ -304,10 +318,10 @@ local function check(row)
   else assert.matches(want, tostring(captured), 1, true) end
 end
 
-for what, rows in pairs { ["where"] = optimizers, ["whose argument"] = arguments, ["whose gradients"] = gradients,
-  ["and"] = memory } do
-  describe("a captured step " .. what, function()
-    for _, row in ipairs(rows) do
+for _, group in ipairs { { "where", optimizers }, { "whose argument", arguments }, { "whose gradients", gradients },
+  { "in memory:", memory } } do
+  describe("a captured step " .. group[1], function()
+    for _, row in ipairs(group[2]) do
       it(row[1], function() check(row) end)
     end
   end)

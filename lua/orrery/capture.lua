@@ -3,7 +3,7 @@
 -- Invariant: what a captured step computes is what the function would compute: it is replayed only
 -- after two runs in a row made the same calls on the same memory, for arguments of the same form and
 -- under the same modes; in any other case the function runs, and `reason` says why.
--- To add something that must be the same for a replay: `modes_now`.
+-- To add something that must be the same for a replay: `modes_now`, or `hindrance` for what a form decides.
 local core = require "orrery.core"
 local check = require "orrery.check"
 local host = require "orrery.host"
@@ -392,7 +392,8 @@ end
 --- layouts) has its own recording. What changes from step to step is renewed: random numbers, the
 --- rate and step count of optimizers, schedules, clipping. What else the function does is not done
 --- again: printing, counting, choosing by a Lua variable. Where a replay could be wrong, f runs, and
---- `reason` says why: it reads values on the host, keeps tensors that it made, returns a number.
+--- `reason` says why: it reads values on the host, keeps tensors that it made, writes, keeps or returns
+--- its arguments, returns a number.
 --- Gradients of parameters are there afterwards as the function leaves them, in the same tensors each time.
 ---@param f fun(...): ... a training step, or any function of tensors
 ---@return orrery.Captured captured call it as f
