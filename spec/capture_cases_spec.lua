@@ -130,13 +130,15 @@ local optimizers = {
       return w:item()
     end)
   end },
-  { "a loss is scaled", "amp.Scaler", function(wrap)
+  { "a loss is scaled, and the scale set by hand", 6, function(wrap)
     local w, scaler = weight(), orrery.amp.Scaler { scale = 8, interval = 4 }
+    scaler.factor = 4
     local step = wrap(function(x)
       w.grad = nil
       scaler:scale((w * x):sum()):backward()
     end)
-    return each(9, function()
+    return each(9, function(k)
+      if k == 8 then scaler.factor = 2 end
       step(on { 1 })
       scaler:update()
       return w.grad:item()

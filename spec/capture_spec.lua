@@ -219,6 +219,39 @@ describe("a captured step", function()
     assert.equal(4, f.replays)
   end)
 
+  it("scales, skips and grows as a Scaler says", function()
+    local function run(captured)
+      orrery.manual_seed(8)
+      local net = nn.Linear(3, 2)
+      if device.single then net:to(device.single) end
+      net:to "f16"
+      local opt, scaler = optim.SGD(net, { lr = 0.1 }), orrery.amp.Scaler { scale = 8, interval = 3 }
+      local f = function(x)
+        opt:zero_grad()
+        local loss = net(x):to("f32"):square():mean()
+        scaler:scale(loss):backward()
+        scaler:step(opt)
+        scaler:update()
+        return loss
+      end
+      f = captured and orrery.capture(f) or f
+      local list = {}
+      for k = 1, 12 do
+        local x = orrery.randn(4, 3):to(device.single or "cpu"):to "f16"
+        if k == 8 then x:fill_(30000) end
+        list[#list + 1] = tostring(f(x):item())
+        list[#list + 1] = scaler.factor
+      end
+      return list, f
+    end
+    local want = run(false)
+    local got, f = run(true)
+    assert.same(want, got)
+    assert.equal(32, got[14])
+    assert.equal(16, got[16])
+    assert.equal(9, f.replays)
+  end)
+
   it("follows an optimizer that is loaded, and a net that is moved", function()
     local function run(captured)
       orrery.manual_seed(6)
