@@ -15,7 +15,8 @@ local unpack, select = table.unpack or unpack, select
 
 local MOST_TRIES = 8 -- recordings of one form that differ before it is left alone
 local MOST_FORMS = 8 -- forms of arguments: each has slots and a recording
-local TOO_MANY = ("its arguments have had more than %d forms (shapes, layouts, values, modes)"):format(MOST_FORMS)
+local TOO_MANY = ("its arguments have had more than %d forms (shapes, layouts, values, modes)"):format(
+  MOST_FORMS)
 
 ---@class orrery.Captured
 ---@field replays integer how many calls were replayed
@@ -229,7 +230,9 @@ local function parts_differ(parts, before)
     local other = before[k]
     local same = part.f == other.f and part.n == other.n
     for i = 1, part.n do same = same and same_argument(part[i], other[i]) end
-    if not same then return "clipping, an optimizer or a schedule gets other arguments than in the step before" end
+    if not same then
+      return "clipping, an optimizer or a schedule gets other arguments than in the step before"
+    end
   end
 end
 
@@ -267,9 +270,9 @@ local function first(self, form, ...)
   return unpack(made.results, 1, made.results.n)
 end
 
--- One run of the function that may become what is replayed.
-local function try(self, form, ...)
-  local before, args, slot_of, changed = form.made, {}, {}, false
+-- Records one run on the slots; what it did to them is done to the arguments.
+local function record_slots(self, form, ...)
+  local args, slot_of, changed = {}, {}, false
   form.pools = form.pools or core.capture_pools()
   for k = 1, form.n do
     load(form.args[k], (select(k, ...)))
@@ -280,7 +283,13 @@ local function try(self, form, ...)
     changed = put_back(made.record, (select(k, ...)), form.args[k], args[k], slot_of) or changed
   end
   if changed then form.left = "the step writes into an argument" end
-  args, slot_of = nil, nil
+  return made, why
+end
+
+-- One run of the function that may become what is replayed.
+local function try(self, form, ...)
+  local before = form.made
+  local made, why = record_slots(self, form, ...)
   why = settle(form, made, why or not made.ok and "it failed" or nil)
   if not why then why = judge(form, made, before) else made.refused = true end
   form.made, form.tries, form.why, self._reason = not made.refused and made or nil, form.tries + 1, why, why
