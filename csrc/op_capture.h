@@ -47,7 +47,7 @@ bool orr_capture_differs(const orr_capture *a, const orr_capture *b, char *buf, 
 /* Whether the recording made t's memory; whether it wrote into it, where it found it. */
 bool orr_capture_made(const orr_capture *c, const orr_tensor *t);
 bool orr_capture_wrote(const orr_capture *c, const orr_tensor *t);
-/* Leaves that nobody else holds, as the step made them, are no concern. Collect garbage first. */
+/* Drops leaves that the step made and nobody else holds. Collect garbage first. */
 void orr_capture_forget(orr_capture *c);
 /* Whether somebody still holds a tensor that the recording made, apart from gradients of
  * leaves and the tensors `keep`; then buf names the op. Collect garbage first. */

@@ -63,9 +63,11 @@ describe("autocast", function()
 
   it("belongs to the micro-batch in which it was begun, where a pipeline changes between them", function()
     local losses = {}
-    for k, plan in ipairs { "data<0; micro=4>", "model<0,1; micro=4>", "model<0,1; micro=4, schedule=1f1b>" } do
+    local plans = { "data<0; micro=4>", "model<0,1; micro=4>", "model<0,1; micro=4, schedule=1f1b>" }
+    for k, plan in ipairs(plans) do
       orrery.manual_seed(3)
-      local net, seen = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), {}
+      local net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+      local seen = {}
       local forward = net.forward
       function net.forward(self, x)
         seen[#seen + 1] = tostring(core.autocast())
