@@ -20,7 +20,7 @@ static void set_string(lua_State *L, const char *key, const char *value) {
   lua_setfield(L, -2, key);
 }
 
-/* Bytes that it has, and that are left; of a CUDA device nobody used, as it says at opening. */
+/* Bytes that it has, and that are left. */
 static void memory_of(const orr_device *d, double *total, double *left) {
   *total = d->limit ? (double)d->limit : (double)orr_host_memory(false);
   *left = d->limit ? (double)d->limit - (double)d->live : (double)orr_host_memory(true);
