@@ -240,6 +240,9 @@ extern "C" {
 
 #define CHECKED(status) return orr_fake_note(status)
 #define CALL(name) FAKE_CALL(name, orr_fake_injected(cudaErrorUnknown))
+#define CALL_OF(device, name)                                \
+  std::lock_guard<std::recursive_mutex> hold(orr_fake_lock); \
+  if (orr_fake_fails_on(device, name)) return orr_fake_injected(cudaErrorUnknown)
 #define ALIVE(ordinal) \
   if (orr_fake_is_lost(ordinal)) CHECKED(cudaErrorIllegalAddress)
 
@@ -268,7 +271,7 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-  CALL("cudaGetDeviceProperties");
+  CALL_OF(device, "cudaGetDeviceProperties");
   Gpu *g = gpu_at(device);
   if (!g) CHECKED(cudaErrorInvalidDevice);
   int k = visible[(size_t)device];
@@ -293,7 +296,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
-  CALL("cudaDeviceGetPCIBusId");
+  CALL_OF(device, "cudaDeviceGetPCIBusId");
   if (!gpu_at(device)) CHECKED(cudaErrorInvalidDevice);
   snprintf(text, (size_t)size, "0000:%02x:00.0", 0x10 + visible[(size_t)device]);
   return cudaSuccess;
