@@ -2,7 +2,7 @@
 std = "min"
 max_line_length = 110
 exclude_files = { "build*", "bench/venv", "lua_modules", ".luarocks" }
-read_globals = { "table.unpack", "unpack", "loadstring", "setfenv", "jit", "utf8" }
+read_globals = { "table.unpack", "package.searchpath", "unpack", "loadstring", "setfenv", "jit", "utf8" }
 files["spec"] = { std = "min+busted", read_globals = { "jit", "unpack", "loadstring" } }
 files["orrery-scm-1.rockspec"] = { std = "rockspec" }
 files[".luacheckrc"] = { std = "luacheckrc" }

@@ -23,7 +23,7 @@ TSAN_SPEC ?= $(if $(filter-out file,$(origin SAN_SPEC)),$(SAN_SPEC),allocation_f
              optim_placed plan recurrent redistribute resolved tensor_plan training zero)
 SAN_LUA  ?= lua5.1
 SPEC     ?= *
-FAKE_SPEC ?= op_matrix plan sequence zero tensor_plan redistribute training attention pipeline \
+FAKE_SPEC ?= op_matrix gpu_* plan sequence zero tensor_plan redistribute training attention pipeline \
              behaviours_*
 # How many compilers `make demo` and `make test` run at once, where -j does not say.
 JOBS     ?= $(shell nproc 2>/dev/null || echo 1)
@@ -145,6 +145,9 @@ CUDA_C   := $(wildcard csrc/cuda*.c)
 CUDA_CU  := $(wildcard kernels/*.cu)
 CUDA_O   := $(CUDA_C:%.c=$(OBJ)/cuda/%.o) $(CUDA_CU:%.cu=$(OBJ)/cuda/%.o) $(FAKE_CPP:%.cpp=$(OBJ)/cuda/%.o)
 PLUGIN   := $(LOBJ)/orrery/cuda.so
+# What the GPU bench holds Orrery against: copies and launches without it.
+CONTROL  := $(BUILD)/gpu_control
+CONTROL_O := $(OBJ)/cuda/bench/gpu_control.o $(FAKE_CPP:%.cpp=$(OBJ)/cuda/%.o)
 # Another BUILD folder holds its own command.
 COMMAND  := $(if $(filter build,$(BUILD)),bin/orrery,$(BUILD)/bin/orrery)
 Q        := $(if $(V),,@)
@@ -209,6 +212,10 @@ $(OBJ)/cuda/kernels/%.o: kernels/%.cu $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(NVCC) $(CUDA_FLAGS) $(CUDA_TELLS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+$(OBJ)/cuda/bench/%.o: bench/%.cu $(OBJ)/cuda/flags
+	@mkdir -p $(@D)
+	$(call say,NVCC,$<)
+	$(Q)$(NVCC) $(CUDA_FLAGS) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 $(OBJ)/cuda/spec/fake/%.o: spec/fake/%.cpp $(OBJ)/cuda/flags
 	@mkdir -p $(@D)
 	$(call say,CXX,$<)
@@ -241,6 +248,10 @@ $(PLUGIN): $(CUDA_O)
 	$(call say,LD,$@)
 	$(Q)$(CC) -shared $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -Wl,--exclude-libs,ALL -Wl,-z,defs
 
+$(CONTROL): $(CONTROL_O)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(if $(FAKE),,-L$(CUDA_LIB) -lcudart_static) -lstdc++ -pthread -ldl -lrt -lm
+
 # launcher(lua directory, module directory, interpreters): both directories relative to bin's parent.
 launcher = sed -e 's|@LUADIR@|$(1)|; s|@LIBDIR@|$(2)|; s|@LUAS@|$(3)|' tools/orrery.in
 $(COMMAND): tools/orrery.in FORCE
@@ -249,7 +260,7 @@ $(COMMAND): tools/orrery.in FORCE
 	  $(filter build,$(BUILD)),$(BUILD),$(abspath $(BUILD)))/@NAME@,$(LUA)) > $@.$$$$ && \
 	  chmod 755 $@.$$$$ && if cmp -s $@.$$$$ $@; then rm -f $@.$$$$; else mv -f $@.$$$$ $@; fi
 
--include $(CORE_O:.o=.d) $(CUDA_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
+-include $(CORE_O:.o=.d) $(CUDA_O:.o=.d) $(CONTROL_O:.o=.d) $(LUA_O:.o=.d) $(OPEN_O:.o=.d) $(EXAMPLES:=.d)
 
 # ---- installing -------------------------------------------------------------------------------
 # LuaRocks gives LUADIR, LIBDIR and BINDIR; its tree keeps them as PREFIX/share, lib and bin too.
@@ -294,8 +305,11 @@ lint:
 	@BUILD='$(BUILD)' LUA='$(LUA)' LUA_INCDIR='$(LUA_INCDIR)' DEFINES='$(DEFINES)' sh tools/lint.sh
 format:
 	@find csrc kernels examples -name '*.[ch]' | xargs clang-format -i
-bench: all
-	@eval "$$($(MAKE) -s --no-print-directory env)" && $(LUA) bench/run.lua
+# DEVICES=cuda: the GPU's, in BUILD/bench-gpu; BENCH holds more arguments.
+bench: all $(if $(filter cuda,$(DEVICES)),$(CONTROL))
+	@eval "$$($(MAKE) -s --no-print-directory env)" && $(if $(filter cuda,$(DEVICES)), \
+	  ORRERY_GPU_CONTROL='$(abspath $(CONTROL))' $(LUA) bench/gpu.lua --out '$(BUILD)/bench-gpu', \
+	  $(LUA) bench/run.lua) $(BENCH)
 bench-deps:
 	@sh bench/deps.sh
 asan:
@@ -305,14 +319,17 @@ tsan:
 # On fake GPUs: the specs that name no kind of device, then the plug-in's own.
 fake:
 	@sh tools/deps.sh --check fake
-	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery
+	@+$(SUBMAKE) FAKE=1 BUILD=$(BUILD)/fake core cuda $(BUILD)/fake/bin/orrery $(BUILD)/fake/gpu_control
 	@+$(SUBMAKE) -C spec/fake/check BUILD=$(abspath $(BUILD))/fake/check
 	@sh tools/fake.sh '$(LUA)' '$(BUILD)/fake' '$(FAKE_SPEC)'
-# For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may.
-KIT_ARCH ?= sm_90
+# For GPUs of KIT_ARCH and newer ones: machine code of every kind would weigh more than the kit may; for
+# another machine's processor, so it has a build folder of its own.
+KIT_ARCH  ?= sm_90
+KIT_CPU   ?= -march=x86-64-v3
+KIT_BUILD ?= $(BUILD)/kit
 gpu-kit:
-	@+$(SUBMAKE) all CUDA_ARCH='$(KIT_ARCH)'
-	@sh tools/gpu_kit.sh '$(LUA)' '$(BUILD)'
+	@+$(SUBMAKE) BUILD='$(KIT_BUILD)' ARCH='$(KIT_CPU)' CUDA_ARCH='$(KIT_ARCH)' all '$(KIT_BUILD)/gpu_control'
+	@sh tools/gpu_kit.sh '$(LUA)' '$(KIT_BUILD)' '$(BUILD)/gpu-kit'
 env:
 	@echo "export LUA_PATH='$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;'"
 	@echo "export LUA_CPATH='$(abspath $(LOBJ))/?.so;;'"
@@ -326,7 +343,7 @@ help:
 	@echo 'make demo       install what is missing, build, train the digits CNN on two devices'
 	@echo 'make test       run every spec; SPEC=pattern picks, as in SPEC="op*"'
 	@echo 'make lint       formatting, clang-tidy, luacheck, layers; `make format` formats the C files'
-	@echo 'make bench      ratios to PyTorch; `make bench-deps` fetches PyTorch outside the tree'
+	@echo 'make bench      ratios to PyTorch (DEVICES=cuda: on a GPU); `make bench-deps` fetches PyTorch'
 	@echo 'make install    into PREFIX (the module, the command, liborrery, orrery.h)'
 	@echo 'make asan tsan  the specs under AddressSanitizer (and UBSan), under ThreadSanitizer'
 	@echo 'make fake       the specs on fake GPUs: CUDA, cuBLASLt, cuDNN and NCCL as small fakes, no GPU needed'

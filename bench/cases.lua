@@ -71,6 +71,7 @@ local function training(net, x, y, make_optimizer, given, plans)
     opt:step()
     return loss
   end
+  if given.captured then step = orrery.capture(step) end
   local first = step():item()
   return function(n)
     for _ = 1, n do step() end
@@ -102,6 +103,11 @@ function cases.add_grad() return add(true) end
 function cases.tiny(given)
   local net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
   return training_by_sgd(net, tensor(32, 64), labels(32), { lr = 0.01 }, given)
+end
+
+function cases.tiny_captured(given)
+  given.captured = true
+  return cases.tiny(given)
 end
 
 function cases.mlp(given)

@@ -21,7 +21,7 @@ local columns = { "case", "orrery", "pytorch", "ratio", "goal", "met", "repetiti
 
 ---@param lines table<string, string>[]
 ---@return string in Markdown
-local function markdown(lines)
+function report.table(lines)
   local width, out = {}, {}
   for _, name in ipairs(columns) do
     width[name] = #name
@@ -68,7 +68,7 @@ end
 function report.save(folder, machine, lines)
   local head = ("%s, %d cores, %s"):format(machine.cpu, machine.cores, machine.date)
   local text = ("# Bench: %s\n\n%s\n\n%s\n\n%s"):format(head, table.concat(machine.versions, "; "),
-    markdown(lines), notes)
+    report.table(lines), notes)
   if not folder then return text end
   local path = ("%s/%s-%s"):format(folder, machine.date:sub(1, 10), slug(machine.cpu))
   write(path .. ".md", text)

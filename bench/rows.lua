@@ -62,6 +62,13 @@ for _, row in ipairs { { "add", "add of 4 f32", 3 }, { "add_grad", "add of 4 f32
   }
 end
 training("MLP 64-64-10, batch 32", "tiny", 1, 5)
+rows[#rows + 1] = {
+  sides = { { "orrery", "tiny_captured", 1, 0 }, { "pytorch", "tiny", 1, 0 }, { "orrery", "tiny", 1, 0 } },
+  lines = {
+    { "MLP 64-64-10, batch 32, captured", 1, 2, ratio = 5 },
+    { "MLP 64-64-10, batch 32, captured beside not captured", 1, 3, beside = "not captured" },
+  },
+}
 training("MLP 784-512-512-10, batch 128, 1 thread", "mlp", 1, 1.2, 1.5)
 training("MLP 784-512-512-10, batch 128, 2 threads", "mlp", 2, 1.2, 1.5)
 training("CNN, batch 64, 1 thread", "cnn", 1, 1.2, 1.5)

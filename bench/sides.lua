@@ -18,9 +18,10 @@ local Failure = { __tostring = function(failure) return failure.message end }
 ---@param interpreter string command of Lua
 ---@param python {command: string}? how PyTorch's Python is called
 ---@param clock fun(): number seconds
-function sides.new(folder, bench, interpreter, python, clock)
+---@param commands? table<string, string> of processes that are started in another way, by who
+function sides.new(folder, bench, interpreter, python, clock, commands)
   return setmetatable({ folder = folder, bench = bench, lua = interpreter, python = python, clock = clock,
-    running = {}, serial = 0 }, sides)
+    commands = commands or {}, running = {}, serial = 0 }, sides)
 end
 
 -- The processes of one kind, started at need: one, or the two of a gloo group.
@@ -28,7 +29,9 @@ function sides:group(who)
   if self.running[who] then return self.running[who] end
   local group = {}
   local peer = self.python and self.python.command .. " " .. quote(self.bench .. "peer.py")
-  if who == "orrery" then
+  if self.commands[who] then
+    group[1] = child.start(self.folder, who, self.commands[who])
+  elseif who == "orrery" then
     group[1] = child.start(self.folder, who, self.lua .. " " .. quote(self.bench .. "worker.lua"))
   elseif who == "pytorch" then
     group[1] = child.start(self.folder, who, peer)
@@ -79,10 +82,12 @@ end
 function sides:scale() return tonumber(self:ask("control", "scale")) end
 
 local function worker_side(self, spec)
-  local who, case, threads, devices, size = spec[1], spec[2], spec[3], spec[4], spec[5]
+  local who, case, size = spec[1], spec[2], spec[5]
+  local threads, devices = spec[3] or 1, spec[4] or 0
   self.serial = self.serial + 1
   local key = "k" .. self.serial
-  local answer = ask(self, who, ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0))[1]
+  local words = ("prepare %s %s %d %d %d"):format(key, case, threads, devices, size or 0)
+  local answer = ask(self, who, words)[1]
   return {
     n = spec.n, loss = tonumber(answer:match "^ok (.*)"),
     time = function(n)
@@ -96,10 +101,13 @@ local function worker_side(self, spec)
   }
 end
 
-local function memcpy_side(self, spec)
+-- spec[2] is the command of the control.
+local function control_side(self, spec)
   return {
     n = spec.n,
-    time = function(n) return tonumber(self:ask("control", ("memcpy %d %d"):format(spec[5], n))) end,
+    time = function(n)
+      return tonumber(self:ask("control", ("%s %d %d"):format(spec[2], spec[5] or 0, n)))
+    end,
   }
 end
 
@@ -126,7 +134,10 @@ local function import_side(self, spec)
   }
 end
 
-local makers = { orrery = worker_side, pytorch = worker_side, memcpy = memcpy_side, import = import_side }
+local makers = {
+  orrery = worker_side, logical = worker_side, pytorch = worker_side, control = control_side,
+  memcpy = control_side, import = import_side,
+}
 for who in pairs(sides.gloo) do makers[who] = worker_side end
 
 --- A side ready to run.

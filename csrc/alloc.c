@@ -28,11 +28,19 @@
 #define EIGHTHS 8
 #define N_BINS (57 * EIGHTHS)
 
-typedef struct pool {
+/* A device's own pool, and one of each set (orr_pools) that got memory of it. */
+typedef struct orr_block_pool {
   orr_buffer *bin[N_BINS]; /* free blocks of a class */
-  uint32_t held[N_BINS];   /* blocks of a class in use */
-  orr_buffer *bare;        /* structs without a block */
+  uint32_t held[N_BINS];   /* the device's own: blocks of a class in use, of any pool */
+  orr_buffer *bare;        /* the device's own: structs without a block */
+  uint32_t out;            /* a set's: buffers in use that will come back */
+  bool retired;            /* its set is gone: it goes with the last of them */
 } pool;
+
+struct orr_pools {
+  struct orr_pools *next;
+  pool *of[ORR_MAX_DEVICES];
+};
 
 size_t (*orr_collect_hook)(bool full) = NULL;
 const char *(*orr_alloc_context_hook)(void) = NULL;
@@ -41,6 +49,9 @@ static int64_t fail_after = -1;
 static size_t since_collection, budget = BUDGET; /* bytes over all devices but meta */
 static size_t heap;                              /* of the script, at the last collection */
 static bool collecting;
+static orr_pools *sets; /* all there are */
+static orr_pools *used; /* whose pools new buffers come from; NULL: the devices' own */
+uint64_t orr_buffer_made = 0;
 
 /* ---- size classes ---- */
 
@@ -84,9 +95,8 @@ static void spoil(orr_buffer *b) {
 #endif
 }
 
-static orr_status pool_of(orr_device *d, pool **out) {
-  if (!d->pool) d->pool = calloc(1, sizeof(pool));
-  *out = d->pool;
+static orr_status pool_new(const orr_device *d, pool **out) {
+  *out = calloc(1, sizeof(pool));
   return *out ? ORR_OK
               : orr_fail(ORR_EMEM, "out of host memory for the allocator of %s", d->name);
 }
@@ -203,17 +213,21 @@ static orr_status out_of_memory(const orr_device *d, size_t bytes, size_t capaci
 
 /* ---- taking a block ---- */
 
-/* One try: a cached block, else a new one. NULL *out: no room. */
-static orr_status try_block(orr_device *d, size_t capacity, int bin, orr_buffer **out) {
-  pool *p = d->pool;
+/* A cached block of the pool, else of the device; NULL: none. */
+static orr_buffer *cached_block(orr_device *d, pool *p, int bin) {
+  if (!p->bin[bin]) p = d->pool;
   orr_buffer *b = p->bin[bin];
-  *out = NULL;
-  if (b) {
-    p->bin[bin] = b->next;
-    d->cached -= capacity;
-    *out = b;
-    return ORR_OK;
-  }
+  if (!b) return NULL;
+  p->bin[bin] = b->next;
+  d->cached -= b->capacity;
+  return b;
+}
+
+/* One try: a cached block, else a new one. NULL *out: no room. */
+static orr_status try_block(orr_device *d, pool *p, size_t capacity, int bin,
+                            orr_buffer **out) {
+  orr_buffer *b = *out = cached_block(d, p, bin);
+  if (b) return ORR_OK;
   if (d->limit && d->live + d->cached + capacity > d->limit) return ORR_OK;
   b = calloc(1, sizeof *b);
   if (!b) return orr_fail(ORR_EMEM, "out of host memory for a buffer");
@@ -230,31 +244,35 @@ static orr_status try_block(orr_device *d, size_t capacity, int bin, orr_buffer 
 }
 
 /* The tries, each after making room in a costlier way. */
-static orr_status acquire(orr_device *d, size_t capacity, int bin, bool refuse,
+static orr_status acquire(orr_device *d, pool *p, size_t capacity, int bin, bool refuse,
                           orr_buffer **out) {
   enum { PLAIN, TRIMMED, COLLECTED, COLLECTED_AGAIN, DRAINED, N_TRIES };
   *out = NULL;
   for (int k = PLAIN; k < N_TRIES; k++) {
     if (k == COLLECTED || k == COLLECTED_AGAIN) collect(true);
     if (k == DRAINED) ORR_TRY(orr_drain(NULL, true));
-    if (k != PLAIN && (refuse || !((pool *)d->pool)->bin[bin])) trim(d);
-    if (!refuse) ORR_TRY(try_block(d, capacity, bin, out));
+    if (k != PLAIN && (refuse || !d->pool->bin[bin])) trim(d);
+    if (!refuse) ORR_TRY(try_block(d, p, capacity, bin, out));
     if (*out) break;
   }
   return ORR_OK;
 }
 
 /* An idle block starts clean; what pends on another goes with it to the new owner. */
-static void take(orr_device *d, orr_buffer *b, size_t bytes, int bin) {
+static void take(orr_device *d, pool *p, orr_buffer *b, size_t bytes, int bin) {
   b->bytes = bytes;
   b->next = NULL;
+  b->home = p == d->pool ? NULL : p;
+  b->in_use = true;
+  b->made = orr_buffer_made;
+  if (b->home) p->out++;
   if ((b->writer.queue || b->n_readers) && is_idle(b)) {
     b->writer = (orr_event){NULL, 0};
     b->n_readers = 0;
     spoil(b);
   }
   if (!b->writer.queue) atomic_store_explicit(&b->poison, 0, memory_order_relaxed);
-  ((pool *)d->pool)->held[bin]++;
+  d->pool->held[bin]++;
   d->live += b->capacity;
   if (d->live > d->peak) d->peak = d->live;
 }
@@ -270,6 +288,8 @@ static orr_status bare_buffer(orr_device *d, size_t bytes, orr_buffer **out) {
   b->bytes = bytes;
   b->capacity = bytes ? round_up(bytes) : 0;
   b->next = NULL;
+  b->in_use = true;
+  b->made = orr_buffer_made;
   if (is_idle(b)) {
     orr_buffer_set_writer(b, (orr_event){NULL, 0});
     atomic_store_explicit(&b->poison, 0, memory_order_relaxed);
@@ -286,25 +306,31 @@ static bool is_refused(void) {
   return --fail_after <= 0 ? (fail_after = -1, true) : false;
 }
 
+/* Where new buffers of d come from. */
+static orr_status pool_in_use(orr_device *d, pool **out) {
+  if (!d->pool) ORR_TRY(pool_new(d, &d->pool));
+  *out = d->pool;
+  if (!used || d->kind == ORR_DEVICE_META) return ORR_OK;
+  pool **own = &used->of[d->index];
+  if (!*own) ORR_TRY(pool_new(d, own));
+  *out = *own;
+  return ORR_OK;
+}
+
 orr_status orr_buffer_new(orr_device *d, size_t bytes, orr_buffer **out) {
-  pool *p = d->pool;
+  pool *p;
   bool refuse = is_refused();
-  if (!p) ORR_TRY(pool_of(d, &p));
+  ORR_TRY(pool_in_use(d, &p));
   if (bytes > LARGEST) return out_of_memory(d, bytes, bytes);
   if (!refuse && (bytes == 0 || d->kind == ORR_DEVICE_META)) return bare_buffer(d, bytes, out);
   size_t capacity = round_up(bytes);
   int bin = bin_of(capacity);
   since_collection += capacity + HEADERS;
   if (since_collection > budget) collect(false);
-  orr_buffer *b = refuse ? NULL : p->bin[bin];
-  if (b) {
-    p->bin[bin] = b->next;
-    d->cached -= capacity;
-  } else {
-    ORR_TRY(acquire(d, capacity, bin, refuse, &b));
-    if (!b) return out_of_memory(d, bytes, capacity);
-  }
-  take(d, b, bytes, bin);
+  orr_buffer *b = refuse ? NULL : cached_block(d, p, bin);
+  if (!b) ORR_TRY(acquire(d, p, capacity, bin, refuse, &b));
+  if (!b) return out_of_memory(d, bytes, capacity);
+  take(d, p, b, bytes, bin);
   *out = b;
   return ORR_OK;
 }
@@ -315,16 +341,27 @@ static bool is_bare(const orr_buffer *b) { return !b->data; }
 
 /* Takes b out of what is live. */
 static void forget(orr_buffer *b) {
-  pool *p = b->device->pool;
+  pool *p = b->device->pool, *home = b->home;
   b->device->live -= b->capacity;
+  b->in_use = false;
+  if (home && --home->out == 0 && home->retired) free(home);
   uint32_t *held = p && !is_bare(b) ? &p->held[bin_of(b->capacity)] : NULL;
   if (held && *held) (*held)--; /* 0: taken before the devices were opened again */
+}
+
+/* The pool that b goes back to. */
+static pool *home_of(const orr_buffer *b) {
+  return b->home && !b->home->retired ? b->home : b->device->pool;
 }
 
 void orr_buffer_free(orr_buffer *take_b) {
   if (!take_b) return;
   orr_device *d = take_b->device;
-  pool *p = d->pool;
+  pool *p = d->pool, *home = home_of(take_b);
+  if (take_b->pins) {
+    take_b->in_use = false;
+    return;
+  }
   forget(take_b);
   if (!p) { /* the devices are closed */
     d->backend->memory_free(d, take_b->data, take_b->capacity);
@@ -335,7 +372,7 @@ void orr_buffer_free(orr_buffer *take_b) {
   if (!is_bare(take_b)) {
     spoil(take_b);
     d->cached += take_b->capacity;
-    list = &p->bin[bin_of(take_b->capacity)];
+    list = &home->bin[bin_of(take_b->capacity)];
   }
   take_b->next = *list;
   *list = take_b;
@@ -344,7 +381,8 @@ void orr_buffer_free(orr_buffer *take_b) {
 void orr_buffer_release_now(orr_buffer *take_b) {
   if (!take_b) return;
   orr_device *d = take_b->device;
-  if (!d->pool || is_bare(take_b) || orr_buffer_wait_write(take_b)) {
+  bool kept = take_b->pins || home_of(take_b) != d->pool;
+  if (!d->pool || kept || is_bare(take_b) || orr_buffer_wait_write(take_b)) {
     orr_buffer_free(take_b); /* nothing to give back, or not now: it stays in the cache */
     return;
   }
@@ -362,9 +400,63 @@ size_t orr_empty_cache(orr_device *d) {
   return freed;
 }
 
+void orr_buffer_pin(orr_buffer *b) { b->pins++; }
+
+void orr_buffer_unpin(orr_buffer *b) {
+  if (--b->pins == 0 && !b->in_use) orr_buffer_free(b);
+}
+
+/* ---- sets of pools ---- */
+
+orr_status orr_pools_new(orr_pools **out) {
+  orr_pools *s = calloc(1, sizeof *s);
+  if (!s) return orr_fail(ORR_EMEM, "out of host memory for a set of pools");
+  s->next = sets;
+  *out = sets = s;
+  return ORR_OK;
+}
+
+void orr_pools_use(orr_pools *p) { used = p; }
+
+bool orr_pools_own(const orr_pools *p, const orr_buffer *b) {
+  return b->home && b->home == p->of[b->device->index];
+}
+
+/* All that p holds goes to d's own pool. */
+static void empty_into(pool *p, orr_device *d) {
+  for (int k = 0; k < N_BINS; k++) {
+    while (p->bin[k]) {
+      orr_buffer *b = p->bin[k];
+      p->bin[k] = b->next;
+      b->next = d->pool->bin[k];
+      d->pool->bin[k] = b;
+    }
+  }
+}
+
+static void retire(pool **of, orr_device *d) {
+  pool *p = *of;
+  *of = NULL;
+  if (!p) return;
+  empty_into(p, d);
+  p->retired = true;
+  if (p->out == 0) free(p);
+}
+
+void orr_pools_free(orr_pools *take_p) {
+  if (!take_p) return;
+  if (used == take_p) used = NULL;
+  for (int k = 0; k < orr_device_count(); k++) retire(&take_p->of[k], orr_device_at(k));
+  orr_pools **at = &sets;
+  while (*at != take_p) at = &(*at)->next;
+  *at = take_p->next;
+  free(take_p);
+}
+
 void orr_pool_close(orr_device *d) {
   pool *p = d->pool;
   if (!p) return;
+  for (orr_pools *s = sets; s; s = s->next) retire(&s->of[d->index], d);
   trim(d); /* the queues are gone, and with them all that pended */
   while (p->bare) {
     orr_buffer *b = p->bare;

@@ -25,6 +25,8 @@
 
 #include "timeline.h"
 
+orr_status (*orr_collective_hook)(const orr_collective *c) = NULL;
+
 /* ---- building ---- */
 
 orr_status orr_collective_new(int n, int n_src, int n_dst, orr_collective **out) {
@@ -45,6 +47,21 @@ orr_status orr_collective_new(int n, int n_src, int n_dst, orr_collective **out)
   return ORR_OK;
 }
 
+orr_status orr_collective_copy(const orr_collective *c, orr_collective **out) {
+  int pieces = c->n_src && c->src == c->dst ? 0 : c->n_dst;
+  orr_collective *copy;
+  ORR_TRY(orr_collective_new(c->n, c->n_src, pieces, &copy));
+  orr_piece *src = copy->src, *dst = copy->dst;
+  orr_part *part = copy->part;
+  memcpy(copy, c, sizeof *c);
+  copy->src = memcpy(src, c->src, (size_t)c->n_src * sizeof *src);
+  copy->dst = pieces ? memcpy(dst, c->dst, (size_t)pieces * sizeof *dst) : dst;
+  copy->part = memcpy(part, c->part, (size_t)c->n * sizeof *part);
+  atomic_init(&copy->holders, c->n);
+  *out = copy;
+  return ORR_OK;
+}
+
 void orr_collective_free(orr_collective *take_c) {
   free(take_c->deps);
   free(take_c);
@@ -53,6 +70,7 @@ void orr_collective_free(orr_collective *take_c) {
 void orr_piece_fill(orr_piece *piece, const orr_tensor *t, int rank) {
   int64_t local[ORR_MAX_DIM];
   piece->buffer = orr_tensor_buffer(t, rank);
+  piece->lo[0] = 0; /* a tensor without dims may be seen as one with one */
   orr_tensor_view(t, rank, &piece->view);
   orr_layout_local(t->layout, rank, t->meta.ndim, t->meta.shape, local, piece->lo);
 }
@@ -337,6 +355,13 @@ orr_status orr_collective_issue(orr_collective *take_c) {
     p->queue = c->use_comm ? p->device->comm : p->device->compute;
     if (p->device->is_inline) now = true;
   }
+  if (orr_collective_hook) {
+    orr_status seen = orr_collective_hook(c);
+    if (seen) {
+      orr_collective_free(c);
+      return seen;
+    }
+  }
   if (now) return run_now(c);
   c->native = c->meets && orr_backend_is_async(backend) && backend->collective_new(c);
   orr_status status = stage_all_reduce(c, backend);
@@ -415,7 +440,7 @@ orr_status orr_comm_all_reduce(orr_tensor *const *ts, int n, int axis, orr_parti
   }
   if (n == 0 || ts[0]->layout->mesh->size[axis] == 1) return ORR_OK;
   orr_status status = orr_comm_reduce_into(ts, ts, n, axis, op, use_comm);
-  for (int k = 0; k < n; k++) ts[k]->storage->version++;
+  for (int k = 0; k < n; k++) orr_tensor_wrote(ts[k]);
   return status;
 }
 
@@ -439,6 +464,8 @@ void orr_trace_start(void) {
   trace.on = true;
   trace.n = 0;
 }
+
+bool orr_tracing(void) { return trace.on; }
 
 int orr_trace_stop(const orr_trace_row **rows) {
   trace.on = false;

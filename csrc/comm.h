@@ -56,6 +56,9 @@ typedef struct orr_collective {
 /* n_dst 0: in place. Parts, pieces and run are the builder's to fill. */
 orr_status orr_collective_new(int n, int n_src, int n_dst, orr_collective **out);
 void orr_collective_free(orr_collective *take_c); /* one that was never issued */
+orr_status orr_collective_copy(const orr_collective *c, orr_collective **out);
+/* While a step is captured (op_capture.c), NULL else: what is about to be issued. */
+extern orr_status (*orr_collective_hook)(const orr_collective *c);
 void orr_piece_fill(orr_piece *piece, const orr_tensor *t, int rank);
 /* Pushes all parts, or runs all at once where one of the devices is inline. */
 orr_status orr_collective_issue(orr_collective *take_c);

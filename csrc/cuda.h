@@ -80,13 +80,28 @@ typedef struct orr_cuda_fault_note {
   char source[160]; /* "": not known */
 } orr_cuda_fault_note;
 
+/* Calls of a queue, recorded. */
+typedef struct orr_cuda_graph {
+  struct orr_cuda_graph *next;  /* of the queue's */
+  struct orr_cuda_queue *queue; /* NULL: it is closed */
+  atomic_bool dead;             /* nobody will run it again */
+  int failures;
+  cudaGraphExec_t exec; /* NULL: not made */
+  const void *room;     /* the queue's, when it was made */
+  orr_cuda_fault_slot *fault;
+  orr_cuda_fault_note note[ORR_CUDA_FAULTS];
+  int n_faults;
+  uint64_t mark; /* the last launch is complete when so many marks are; 0: none */
+} orr_cuda_graph;
+
 /* A queue's stream and what goes with it. */
 typedef struct orr_cuda_queue {
   struct orr_cuda_device *device;
   bool is_comm;
   cudaStream_t stream;
-  int *poison; /* the stream's word, of the GPU's: not zero: its numbers are worthless */
-  int *mail;   /* another: what a poison on another GPU is */
+  cudaStream_t issue; /* where calls go: the stream, or the recorder while a graph is made */
+  int *poison;        /* the stream's word, of the GPU's: not zero: its numbers are worthless */
+  int *mail;          /* another: what a poison on another GPU is */
   cudaEvent_t peer[ORR_MAX_GPUS]; /* recorded on streams of that GPU, waited for by this one */
   /* marks, by number from 0; mark m stands in slot m % ORR_CUDA_MARKS */
   cudaEvent_t mark[ORR_CUDA_MARKS];
@@ -102,6 +117,11 @@ typedef struct orr_cuda_queue {
   orr_cuda_fault_slot *fault; /* pinned; NULL until the first */
   orr_cuda_fault_note note[ORR_CUDA_FAULTS];
   uint64_t n_faults, n_seen;
+  /* cuda_graph.c */
+  cudaStream_t recorder; /* NULL until used */
+  struct orr_cuda_graph *graphs;
+  struct orr_cuda_graph *graph; /* being recorded; NULL: none */
+  uint64_t n_launched;
   /* the collective of NCCL that the stream may be in */
   void *communicator;       /* ncclComm_t; NULL: none */
   uint64_t collective_mark; /* complete when so many marks are */
@@ -234,6 +254,17 @@ orr_status orr_cuda_link(int a, int b, bool measure, orr_link *out);
 
 void orr_cuda_faults_look(orr_cuda_queue *s); /* reports those that are final */
 void orr_cuda_faults_close(orr_cuda_queue *s);
+orr_cuda_fault_slot *orr_cuda_fault_slots(void); /* ORR_CUDA_FAULTS of them; NULL: failed */
+void orr_cuda_faults_of(orr_cuda_queue *s, orr_cuda_graph *g); /* tells and clears them */
+
+/* ---- cuda_graph.c ---- */
+
+bool orr_cuda_graph_run(orr_queue *q, void **graph, orr_status (*issue)(void *arg), void *arg);
+void orr_cuda_graph_free(void *graph);
+/* A slot of the graph that s records, and where its note goes; NULL: none is left. */
+orr_cuda_fault_slot *orr_cuda_graph_fault(orr_cuda_queue *s, orr_cuda_fault_note **note);
+void orr_cuda_graphs_look(orr_cuda_queue *s); /* what launches found, and graphs to be freed */
+void orr_cuda_graphs_close(orr_cuda_queue *s);
 
 /* ---- cuda_run.c ---- */
 

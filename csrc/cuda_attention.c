@@ -141,7 +141,7 @@ static orr_status run_case(orr_cuda_queue *s, proof_case *c, bool by_cudnn, char
   bool also = true;
   *done = true;
   orr_cuda_check(cudaMemcpyAsync(c->view[0].data, home, case_bytes, cudaMemcpyHostToDevice,
-                                 s->stream),
+                                 s->issue),
                  "copying the proof of attention");
   if (by_cudnn) {
     ORR_TRY(by_library(s, &c->args, false, done));
@@ -152,7 +152,7 @@ static orr_status run_case(orr_cuda_queue *s, proof_case *c, bool by_cudnn, char
     ORR_TRY(orr_cuda_tiled_attention_back(&c->args));
   }
   orr_cuda_check(cudaMemcpyAsync(home, c->view[0].data, case_bytes, cudaMemcpyDeviceToHost,
-                                 s->stream),
+                                 s->issue),
                  "copying the proof of attention");
   return ORR_OK;
 }

@@ -244,6 +244,6 @@ orr_status orr_cuda_gemm_run(orr_cuda_queue *s, orr_cuda_plan *p, const orr_cuda
     status = cublasLtMatmul(s->device->blas->handle, p->op, wide ? (const void *)&one64 : &one,
                             g->b.data, p->layout[0], g->a.data, p->layout[1],
                             wide ? (const void *)&beta64 : &beta, g->c.data, p->layout[2],
-                            g->c.data, p->layout[2], &p->algorithm, room, p->room, s->stream);
+                            g->c.data, p->layout[2], &p->algorithm, room, p->room, s->issue);
   return status ? failed(s->device, status) : ORR_OK;
 }

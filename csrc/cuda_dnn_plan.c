@@ -249,9 +249,9 @@ orr_status orr_dnn_run(orr_cuda_queue *s, const orr_dnn_plan *p, int n, const in
                        const void *const *data, void *room) {
   struct orr_cuda_dnn *dnn = s->device->dnn;
   cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
-  if (dnn->stream != s->stream) status = cudnnSetStream(dnn->handle, s->stream);
+  if (dnn->stream != s->issue) status = cudnnSetStream(dnn->handle, s->issue);
   if (!status) {
-    dnn->stream = s->stream;
+    dnn->stream = s->issue;
     status = execute(dnn, p, n, uids, data, room);
   }
   return status ? orr_dnn_failed(s->device, status) : ORR_OK;

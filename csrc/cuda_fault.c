@@ -55,14 +55,22 @@ static void look(orr_cuda_queue *s, uint64_t marks) {
 
 void orr_cuda_faults_look(orr_cuda_queue *s) { look(s, s->n_complete); }
 
-static bool make_slots(orr_cuda_queue *s) {
+/* Those of a graph are launched with it each time, and told after each. */
+void orr_cuda_faults_of(orr_cuda_queue *s, orr_cuda_graph *g) {
+  for (int k = 0; k < g->n_faults; k++) {
+    if (g->fault[k].position == 0) continue;
+    tell(s, &g->fault[k], &g->note[k]);
+    g->fault[k].position = 0;
+  }
+}
+
+orr_cuda_fault_slot *orr_cuda_fault_slots(void) {
   void *memory;
-  if (!orr_cuda_check(cudaHostAlloc(&memory, ORR_CUDA_FAULTS * sizeof *s->fault,
-                                    cudaHostAllocPortable | cudaHostAllocMapped),
-                      "allocating pinned memory"))
-    return false;
-  s->fault = memory;
-  return true;
+  bool made =
+      orr_cuda_check(cudaHostAlloc(&memory, ORR_CUDA_FAULTS * sizeof(orr_cuda_fault_slot),
+                                   cudaHostAllocPortable | cudaHostAllocMapped),
+                     "allocating pinned memory");
+  return made ? memory : NULL;
 }
 
 /* All slots are taken: what was launched comes to its end, and they are read. */
@@ -82,13 +90,23 @@ static void take_note(const orr_cuda_queue *s, orr_cuda_fault_note *note) {
   if (w->source) snprintf(note->source, sizeof note->source, "%.159s", w->source);
 }
 
+static orr_cuda_fault_slot *graph_slot(orr_cuda_queue *s, int64_t limit) {
+  orr_cuda_fault_note *note;
+  orr_cuda_fault_slot *slot = orr_cuda_graph_fault(s, &note);
+  if (!slot) return NULL;
+  *slot = (orr_cuda_fault_slot){.limit = limit, .poison = s->poison};
+  take_note(s, note);
+  return slot;
+}
+
 orr_cuda_fault_slot *orr_cuda_fault(int64_t limit) {
   orr_cuda_queue *s = orr_cuda_current();
   if (!s) {
     orr_cuda_record(ORR_EDEVICE, "a kernel asked for a fault slot outside of a queue");
     return NULL;
   }
-  if (!s->fault && !make_slots(s)) return NULL;
+  if (s->graph) return graph_slot(s, limit);
+  if (!s->fault && !(s->fault = orr_cuda_fault_slots())) return NULL;
   if (s->n_faults - s->n_seen == ORR_CUDA_FAULTS && !empty_slots(s)) return NULL;
   unsigned at = (unsigned)(s->n_faults % ORR_CUDA_FAULTS);
   orr_cuda_fault_slot *slot = &s->fault[at];

@@ -101,6 +101,7 @@ static orr_status oldest_block(orr_cuda_queue *s, size_t bytes, orr_cuda_block *
 orr_status orr_cuda_block_take(orr_cuda_queue *s, size_t bytes, orr_cuda_block **out) {
   int n_large = 0;
   *out = NULL;
+  if (s->graph) return orr_fail(ORR_EDEVICE, "a graph cannot copy by way of the host");
   for (int k = 0; k < s->n_blocks; k++) {
     orr_cuda_block *b = &s->block[k];
     n_large += b->bytes == ORR_CUDA_BLOCK_BYTES;

@@ -25,7 +25,7 @@ orr_cuda_queue *orr_cuda_current(void) { return current; }
 
 cudaStream_t orr_cuda_stream(void) {
   if (!current) orr_cuda_record(ORR_EDEVICE, "a kernel was launched outside of a queue");
-  return current ? current->stream : NULL;
+  return current ? current->issue : NULL;
 }
 
 orr_cuda_queue *orr_cuda_switch(orr_cuda_queue *s) {
@@ -68,6 +68,7 @@ static orr_status fill_queue(orr_cuda_queue *s) {
   ORR_TRY(orr_cuda_try(
       gpu, cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, -s->is_comm),
       "a new stream"));
+  s->issue = s->stream;
   for (int k = 0; k < ORR_CUDA_MARKS; k++) ORR_TRY(new_event(gpu, &s->mark[k]));
   return orr_cuda_clear_poison(s);
 }
@@ -90,6 +91,7 @@ void orr_cuda_queue_free(orr_cuda_queue *take_s) {
   if (!s) return;
   cudaSetDevice(s->device->gpu->ordinal);
   if (s->stream) cudaStreamSynchronize(s->stream);
+  orr_cuda_graphs_close(s);
   orr_cuda_faults_close(s);
   orr_cuda_memory_close(s);
   for (int k = 0; k < ORR_CUDA_MARKS; k++)
@@ -206,6 +208,7 @@ static uint64_t completed(orr_queue *q) {
   }
   if (s->n_complete != before) s->alive = orr_cuda_now();
   orr_cuda_faults_look(s);
+  orr_cuda_graphs_look(s);
   orr_cuda_nccl_watch(s);
   return s->complete_seq;
 }
@@ -263,4 +266,6 @@ const orr_backend orr_cuda_backend = {.name = "cuda",
                                       .transfer = orr_cuda_transfer,
                                       .reaches = orr_cuda_reaches,
                                       .collective_new = orr_cuda_collective_new,
-                                      .collective_run = orr_cuda_collective_run};
+                                      .collective_run = orr_cuda_collective_run,
+                                      .graph_run = orr_cuda_graph_run,
+                                      .graph_free = orr_cuda_graph_free};

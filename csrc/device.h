@@ -27,9 +27,13 @@ typedef struct orr_buffer {
   size_t capacity;  /* of the block */
   orr_event writer; /* last writer */
   int n_readers, cap_readers;
-  orr_event *readers;      /* last reader of each queue since the writer */
-  atomic_uint poison;      /* worker: == orr_poison_epoch() when poisoned */
-  struct orr_buffer *next; /* free list */
+  orr_event *readers;          /* last reader of each queue since the writer */
+  atomic_uint poison;          /* worker: == orr_poison_epoch() when poisoned */
+  struct orr_buffer *next;     /* free list */
+  struct orr_block_pool *home; /* where it goes back to (alloc.c); NULL: the device's pool */
+  bool in_use;                 /* somebody owns it */
+  int pins;                    /* records that will use it again: it is freed after them */
+  uint64_t made; /* op_capture.c: which write of which recording it holds; 0: none's */
 } orr_buffer;
 
 typedef enum orr_device_kind {
@@ -80,6 +84,12 @@ typedef struct orr_backend {
    * pushed (false: the core's own), then called by each part's worker, its queue entered. */
   bool (*collective_new)(struct orr_collective *c);
   orr_status (*collective_run)(struct orr_collective *c, int part);
+  /* Worker of q, which is entered: issues what issue(arg) issues, which is the same each time;
+   * from the second time on as one graph that is kept in *graph. False: nothing was issued, the
+   * caller has to. */
+  bool (*graph_run)(struct orr_queue *q, void **graph, orr_status (*issue)(void *arg),
+                    void *arg);
+  void (*graph_free)(void *graph); /* none of its launches may be left */
 } orr_backend;
 
 static inline bool orr_backend_is_async(const orr_backend *b) { return b->queue_open != NULL; }
@@ -97,7 +107,7 @@ typedef struct orr_device {
   size_t total;                     /* CUDA: bytes of its memory */
   struct orr_queue *compute, *comm; /* NULL when inline or meta */
   size_t live, peak, cached, limit; /* bytes; limit 0: none but the machine's */
-  void *pool;                       /* alloc.c */
+  struct orr_block_pool *pool;      /* alloc.c */
 } orr_device;
 
 /* device.c: the table, made at first use from the environment (ORRERY_CPU_DEVICES,
@@ -141,6 +151,7 @@ orr_status orr_queue_push(struct orr_queue *q, const orr_item *item, orr_event *
  * `other` has issued. */
 orr_status orr_queue_wait(struct orr_queue *q, struct orr_queue *other);
 bool orr_event_done(orr_event e);
+orr_event orr_queue_last(struct orr_queue *q); /* of what was pushed last */
 /* Controller; polls interrupts; drives non-thread engines. */
 orr_status orr_event_wait(orr_event e);
 /* Worker: something a ready() may look at has changed (by an atomic read-modify-write or a
@@ -161,6 +172,18 @@ size_t orr_empty_cache(orr_device *d); /* NULL: all. Synchronises; returns bytes
 void orr_set_memory_limit(orr_device *d, size_t bytes); /* 0: none */
 void orr_reset_peak(orr_device *d);
 void orr_alloc_fail_after(int64_t n); /* the n-th allocation from now fails once; <0: never */
+/* Blocks for one purpose: while a set of pools is used (NULL: none is), new buffers of all
+ * devices come from it, and go back to it. It takes the devices' cached blocks before it asks
+ * for new ones. What it holds when it is freed goes back to the devices. */
+typedef struct orr_pools orr_pools;
+orr_status orr_pools_new(orr_pools **out);
+void orr_pools_free(orr_pools *take_p);
+void orr_pools_use(orr_pools *p);
+bool orr_pools_own(const orr_pools *p, const orr_buffer *b);
+extern uint64_t orr_buffer_made; /* `made` of new buffers */
+/* A pinned buffer is freed when its last pin goes. */
+void orr_buffer_pin(orr_buffer *b);
+void orr_buffer_unpin(orr_buffer *b);
 /* Called when memory is short (full = true) or the budget since the last call is spent:
  * collects the script language's garbage, and gives the bytes of its heap. Set by the
  * binding. */

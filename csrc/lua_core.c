@@ -243,7 +243,7 @@ __attribute__((visibility("default"))) int luaopen_orrery_core(lua_State *L) {
   static int (*const parts[])(lua_State *) = {
       orr_lua_open_op,     orr_lua_open_tensor, orr_lua_open_index,  orr_lua_open_create,
       orr_lua_open_device, orr_lua_open_tape,   orr_lua_open_place,  orr_lua_open_optim,
-      orr_lua_open_random, orr_lua_open_step,   orr_lua_open_record,
+      orr_lua_open_random, orr_lua_open_step,   orr_lua_open_record, orr_lua_open_capture,
   };
   static const luaL_Reg functions[] = {{"is_tensor", is_tensor},
                                        {"set_library", set_library},

@@ -62,9 +62,10 @@ int orr_lua_open_tape(lua_State *L);   /* lua_tape.c */
 int orr_lua_open_place(lua_State *L);  /* lua_place.c */
 int orr_lua_set_resumer(
     lua_State *L); /* set_resumer(on): the caller is about to resume a coroutine */
-int orr_lua_open_step(lua_State *L);   /* lua_step.c */
-int orr_lua_open_optim(lua_State *L);  /* lua_optim.c */
-int orr_lua_open_random(lua_State *L); /* lua_random.c */
-int orr_lua_open_record(lua_State *L); /* lua_record.c */
+int orr_lua_open_step(lua_State *L);    /* lua_step.c */
+int orr_lua_open_optim(lua_State *L);   /* lua_optim.c */
+int orr_lua_open_random(lua_State *L);  /* lua_random.c */
+int orr_lua_open_record(lua_State *L);  /* lua_record.c */
+int orr_lua_open_capture(lua_State *L); /* lua_capture.c */
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "lua_core.h"
 #include "op.h"
+#include "op_capture.h"
 
 /* ---- fields ---- */
 
@@ -40,6 +41,7 @@ static int set_grad(lua_State *L, orr_tensor *t) {
                            orr_tensor_text(t, b, sizeof b));
     orr_tensor_ref(g);
   }
+  if (!t->node) orr_capture_leaf(t, true);
   if (t->grad) orr_tensor_free(t->grad);
   t->grad = g;
   return 0;

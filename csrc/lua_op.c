@@ -11,6 +11,7 @@
 
 #include "lua_core.h"
 #include "op.h"
+#include "op_capture.h"
 #include "op_words.h"
 
 typedef struct binding {
@@ -216,6 +217,7 @@ static int call(lua_State *L) {
   r.in = in;
   r.n_in = r.n_i = r.n_f = r.n_owned = 0;
   r.op = b->op;
+  if (orr_capturing()) memset(&r.args, 0, sizeof r.args); /* recordings are compared */
   int arg = 1;
   for (int k = 0; k < b->n; k++) {
     if (b->w[k].kind == 'T') {

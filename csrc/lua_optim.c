@@ -59,10 +59,21 @@ static orr_optim_lists lists(lua_State *L, int n_states) {
   return l;
 }
 
-/* sgd_(params, grads, momenta or nil, lr, momentum, dampening, nesterov, weight_decay) */
+/* The last argument: the list of masters, or nil. */
+static void add_masters(lua_State *L, int index, orr_optim_lists *l) {
+  if (lua_isnil(L, index)) return;
+  orr_tensor **to = lists_room(L, l->n) + (2 + l->n_states) * l->n;
+  read_list(L, index, l->n, to);
+  l->state[l->n_states++] = to;
+  l->has_master = true;
+}
+
+/* sgd_(params, grads, momenta or nil, lr, momentum, dampening, nesterov, weight_decay,
+ * masters or nil) */
 static int sgd_(lua_State *L) {
-  lua_settop(L, 8);
+  lua_settop(L, 9);
   orr_optim_lists l = lists(L, 1);
+  add_masters(L, 9, &l);
   orr_sgd o = {.lr = luaL_checknumber(L, 4),
                .momentum = luaL_checknumber(L, 5),
                .dampening = luaL_checknumber(L, 6),
@@ -73,11 +84,13 @@ static int sgd_(lua_State *L) {
   return 0;
 }
 
-/* adam_(params, grads, first, second, t, lr, beta1, beta2, eps, weight_decay, decoupled) */
+/* adam_(params, grads, first, second, t, lr, beta1, beta2, eps, weight_decay, decoupled,
+ * masters or nil) */
 static int adam_(lua_State *L) {
-  lua_settop(L, 11);
+  lua_settop(L, 12);
   orr_optim_lists l = lists(L, 2);
   if (l.n_states != 2) return orr_lua_error(L, "adam_: needs both lists of moments");
+  add_masters(L, 12, &l);
   orr_adam o = {.t = luaL_checknumber(L, 5),
                 .lr = luaL_checknumber(L, 6),
                 .beta1 = luaL_checknumber(L, 7),
@@ -90,10 +103,12 @@ static int adam_(lua_State *L) {
   return 0;
 }
 
-/* rmsprop_(params, grads, average, momentum or nil, lr, alpha, eps, weight_decay, momentum) */
+/* rmsprop_(params, grads, average, momentum or nil, lr, alpha, eps, weight_decay, momentum,
+ * masters or nil) */
 static int rmsprop_(lua_State *L) {
-  lua_settop(L, 9);
+  lua_settop(L, 10);
   orr_optim_lists l = lists(L, 2);
+  add_masters(L, 10, &l);
   if (lua_isnil(L, 3)) return orr_lua_error(L, "rmsprop_: needs the list of averages");
   orr_rmsprop o = {.lr = luaL_checknumber(L, 5),
                    .alpha = luaL_checknumber(L, 6),

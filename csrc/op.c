@@ -14,6 +14,7 @@
 
 #include "cpu_onednn.h"
 #include "interrupt.h"
+#include "op_capture.h"
 #include "op_record.h"
 
 void (*orr_where_hook)(const char **source, int *line) = NULL;
@@ -314,6 +315,7 @@ orr_status orr_dispatch(const orr_op *op, orr_tensor *const *in, int n_in, const
   c.in_label = NULL;
   c.has_args = args != NULL;
   if (args) c.args = *args;
+  else if (orr_capturing()) memset(&c.args, 0, sizeof c.args); /* recordings are compared */
   for (int k = 0; k < n_in; k++) {
     c.in[k] = in[k];
     moved[k] = NULL;

@@ -9,6 +9,7 @@
  */
 #include "../kernels/elementwise.h"
 #include "../kernels/loss.h"
+#include "op_capture.h"
 #include "op_index.h"
 
 enum { NONE, MEAN, SUM };
@@ -322,10 +323,10 @@ static const orr_op count_labels = {.name = "count_labels",
 
 /* ---- Lua ---- */
 
-/* Divides the summed loss by the count: a number where the labels are on the host or none can
- * be ignored, else a tensor, so that nothing waits. */
+/* Divides the summed loss by the count: a number where none can be ignored or the labels are on
+ * the host, once and for all, else a tensor, so that nothing waits. */
 static orr_status divide_by_count(orr_tensor **loss, orr_tensor *target, int64_t ignore) {
-  bool held = target->layout->mesh == orr_mesh_single(0);
+  bool held = target->layout->mesh == orr_mesh_single(0) && !orr_capturing();
   if (held || ignore == ORR_NO_IGNORE) {
     int64_t n = orr_tensor_numel(target);
     if (ignore != ORR_NO_IGNORE) {
@@ -340,7 +341,8 @@ static orr_status divide_by_count(orr_tensor **loss, orr_tensor *target, int64_t
   orr_tensor *count, *mean;
   ORR_TRY(orr_call1(&count_labels, target, &args, &count));
   ORR_TRY(orr_then(&count, orr_op_binary(ORR_BIN_maximum)->scalar, &one));
-  orr_status status = orr_call2(orr_op_binary(ORR_BIN_div), *loss, count, NULL, &mean);
+  ORR_TRY(orr_then(&count, orr_op_unary(ORR_UN_reciprocal), NULL)); /* as the number above */
+  orr_status status = orr_call2(orr_op_binary(ORR_BIN_mul), *loss, count, NULL, &mean);
   orr_tensor_free(count);
   if (status) return status;
   orr_tensor_free(*loss);

@@ -13,9 +13,13 @@
 
 #include "../kernels/reduce.h"
 #include "comm.h"
+#include "op_capture.h"
 #include "op_reduce.h"
 
-/* ---- steps: in: n parameters, n of each state, n gradients; i: n, states a parameter ----- */
+/* ---- steps: in: n parameters, n of each state, n gradients; i: n, states a parameter, the
+ * optimiser's own, and whether the last state is the master ---- */
+
+enum { HAS_MASTER = 4 };
 
 static orr_status check_item(const orr_call *c, int k, int n, int states) {
   const orr_tensor *p = c->in[k], *g = c->in[n * (1 + states) + k];
@@ -39,6 +43,9 @@ static orr_status check_item(const orr_call *c, int k, int n, int states) {
                       orr_dtype_name(p->meta.dtype), orr_dtype_name(of_state),
                       orr_dtype_name(t->meta.dtype));
   }
+  if (c->args.i[HAS_MASTER] && p->meta.dtype != ORR_F16 && p->meta.dtype != ORR_BF16)
+    return orr_fail(ORR_EARG, "parameter %d is %s; only f16 and bf16 ones have a master", k + 1,
+                    orr_dtype_name(p->meta.dtype));
   if (!orr_dtype_is_float(p->meta.dtype) || g->meta.dtype != p->meta.dtype)
     return orr_fail(ORR_EARG, "parameter %d is %s and its gradient %s", k + 1,
                     orr_dtype_name(p->meta.dtype), orr_dtype_name(g->meta.dtype));
@@ -63,6 +70,7 @@ static int rule_step(const orr_call *c, int axis, orr_row *rows, int max, bool *
 
 static orr_status items_of(const orr_work *w, int shard, orr_optim_item **out) {
   int n = (int)w->args.i[0], states = (int)w->args.i[1];
+  int own = states - (w->args.i[HAS_MASTER] != 0);
   orr_optim_item *item = calloc((size_t)n, sizeof *item);
   if (!item) return orr_fail(ORR_EMEM, "out of host memory for a step of %d parameters", n);
   for (int k = 0; k < n; k++) {
@@ -71,8 +79,9 @@ static orr_status items_of(const orr_work *w, int shard, orr_optim_item **out) {
     item[k].dtype = p->dtype;
     item[k].n = orr_numel(p->ndim, p->shape);
     item[k].grad = orr_work_in(w, shard, n * (1 + states) + k)->data;
-    for (int s = 0; s < states; s++)
+    for (int s = 0; s < own; s++)
       item[k].state[s] = orr_work_in(w, shard, n * (1 + s) + k)->data;
+    if (own < states) item[k].master = orr_work_in(w, shard, n * states + k)->data;
   }
   *out = item;
   return ORR_OK;
@@ -223,6 +232,7 @@ static orr_status dispatch_step(const step *s, const group *g, orr_tensor **in) 
   orr_args args = s->args;
   args.i[0] = n;
   args.i[1] = states;
+  args.i[HAS_MASTER] = s->lists->has_master;
   orr_tensor **owned = in + n * (2 + states);
   for (int k = 0; k < n && !status; k++) {
     orr_tensor *grad = s->lists->grad[g->from[k]];
@@ -273,6 +283,11 @@ static orr_status step_slices(step *s) {
 static orr_status run_step(const orr_op *op, const orr_optim_lists *lists,
                            const orr_args *args) {
   step s = {.op = op, .lists = lists, .args = *args};
+  if (orr_capture_feeding()) {
+    orr_capture_feed(op, args);
+    return ORR_OK;
+  }
+  orr_capture_optim();
   bool was = orr_set_grad_mode(false), sliced = false;
   for (int k = 0; k < lists->n; k++) sliced = sliced || lists->param[k]->state_layout;
   orr_status status =

@@ -11,12 +11,13 @@
 #include "../kernels/optim.h"
 #include "op.h"
 
-/* n parameters, their gradients, and n_states lists of n states each (order:
- * kernels/optim.h). */
+/* n parameters, their gradients, and n_states lists of n states each (order: kernels/optim.h),
+ * of which the last, where has_master says so, are the masters of f16 or bf16 parameters. */
 typedef struct orr_optim_lists {
   int n, n_states;
+  bool has_master;
   orr_tensor *const *param, *const *grad;
-  orr_tensor *const *state[3];
+  orr_tensor *const *state[4];
 } orr_optim_lists;
 
 orr_status orr_sgd_step(const orr_optim_lists *lists, const orr_sgd *options);

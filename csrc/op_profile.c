@@ -91,7 +91,7 @@ static orr_status first_nan(orr_tensor *t, int64_t *at) {
 
 orr_status orr_anomaly_check(const orr_call *c) {
   for (int k = 0; k < c->n_out; k++) {
-    int64_t at;
+    int64_t at = 0;
     if (!orr_dtype_is_float(c->out[k]->meta.dtype)) continue;
     if (orr_tensor_device(c->out[k], 0)->kind == ORR_DEVICE_META) continue;
     anomaly = false; /* the gather must not check itself */

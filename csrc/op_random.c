@@ -38,19 +38,32 @@ static orr_status run_draw(const orr_work *w, int shard) {
   return ORR_OK;
 }
 
-const orr_op orr_op_uniform = {
-    .name = "uniform", .flags = ORR_OP_ORIGIN, .n_out = 1, .code = 0, .run = run_draw};
-const orr_op orr_op_normal = {
-    .name = "normal", .flags = ORR_OP_ORIGIN, .n_out = 1, .code = 1, .run = run_draw};
-const orr_op orr_op_randint = {
-    .name = "randint", .flags = ORR_OP_ORIGIN, .n_out = 1, .code = 2, .run = run_draw};
-const orr_op orr_op_bernoulli = {
-    .name = "bernoulli", .flags = ORR_OP_ORIGIN, .n_out = 1, .code = 3, .run = run_draw};
+const orr_op orr_op_uniform = {.name = "uniform",
+                               .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                               .n_out = 1,
+                               .code = 0,
+                               .run = run_draw};
+const orr_op orr_op_normal = {.name = "normal",
+                              .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                              .n_out = 1,
+                              .code = 1,
+                              .run = run_draw};
+const orr_op orr_op_randint = {.name = "randint",
+                               .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                               .n_out = 1,
+                               .code = 2,
+                               .run = run_draw};
+const orr_op orr_op_bernoulli = {.name = "bernoulli",
+                                 .flags = ORR_OP_ORIGIN | ORR_OP_KEYED,
+                                 .n_out = 1,
+                                 .code = 3,
+                                 .run = run_draw};
 
 orr_status orr_random_permutation(const orr_random_key *key, int64_t n, orr_tensor **out) {
   orr_meta meta = {.dtype = ORR_I64, .ndim = 1, .shape = {n}};
   if (n < 0) return orr_fail(ORR_EARG, "a permutation needs a count of at least 0");
   ORR_TRY(orr_tensor_new(&meta, orr_layout_single(0), NULL, out));
+  if (orr_host_hook) orr_host_hook("draws a permutation");
   orr_status status = orr_buffer_wait_write(orr_tensor_buffer(*out, 0));
   if (status) {
     orr_tensor_free(*out);
@@ -87,14 +100,15 @@ static orr_status grad_dropout(orr_grad *g) {
 }
 
 /* args.i[0..3]: the key; args.i[4..6]: the micro-batch; args.f[0]: p. */
-static const orr_op dropout_keyed = {.name = "dropout_keyed",
-                                     .flags = ORR_OP_ORIGIN | ORR_OP_LIKE_IN | ORR_OP_LINEAR,
-                                     .n_in = 1,
-                                     .n_out = 1,
-                                     .infer = orr_infer_same,
-                                     .label = orr_label_same,
-                                     .run = run_dropout,
-                                     .grad = grad_dropout};
+static const orr_op dropout_keyed = {
+    .name = "dropout_keyed",
+    .flags = ORR_OP_ORIGIN | ORR_OP_KEYED | ORR_OP_LIKE_IN | ORR_OP_LINEAR,
+    .n_in = 1,
+    .n_out = 1,
+    .infer = orr_infer_same,
+    .label = orr_label_same,
+    .run = run_dropout,
+    .grad = grad_dropout};
 
 static orr_status compose_dropout(const orr_op *op, orr_tensor *const *in, int n_in,
                                   const orr_args *args, orr_tensor **out) {

@@ -154,7 +154,7 @@ orr_status orr_zero_put_back(orr_tensor *const *param, orr_tensor *const *slice,
       to[found++] = param[j];
     }
     status = orr_comm_exchange(ORR_ALL_GATHER, from, to, found, axis, true);
-    for (int j = 0; j < found && !status; j++) to[j]->storage->version++;
+    for (int j = 0; j < found && !status; j++) orr_tensor_wrote(to[j]);
   }
   free(from);
   return status;

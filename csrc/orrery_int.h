@@ -165,6 +165,10 @@ struct orr_tensor {
   int hooks;                /* the binding's reference to gradient hooks; 0: none */
 };
 
+/* While a step is captured (op_capture.c), NULL else: t is written in place; the step does
+ * `what`, in which the host takes part. */
+extern void (*orr_wrote_hook)(orr_tensor *t);
+extern void (*orr_host_hook)(const char *what);
 /* How a tensor gives back its node and its hooks: set by tape.c and the binding. */
 extern void (*orr_node_release)(struct orr_node *node);
 extern void (*orr_node_hold)(struct orr_node *node);
@@ -201,6 +205,11 @@ static inline orr_layout *orr_state_layout(const orr_tensor *p) {
 void orr_tensor_require_grad(orr_tensor *t, bool on);
 orr_tensor *orr_tensor_ref(orr_tensor *t);
 void orr_tensor_free(orr_tensor *take_t);
+/* t was written in place. */
+static inline void orr_tensor_wrote(orr_tensor *t) {
+  t->storage->version++;
+  if (orr_wrote_hook) orr_wrote_hook(t);
+}
 static inline orr_buffer *orr_tensor_buffer(const orr_tensor *t, int shard) {
   return t->storage->buffer[t->buffer0 + shard];
 }
@@ -252,6 +261,7 @@ typedef struct orr_trace_row {
   double moved;
 } orr_trace_row;
 void orr_trace_start(void);
+bool orr_tracing(void);
 int orr_trace_stop(const orr_trace_row **rows); /* borrowed until the next start */
 /* n: the devices of the group. */
 void orr_trace_add(orr_collective_kind kind, const char *axis, int n, int64_t bytes);
@@ -325,7 +335,7 @@ typedef struct orr_work {
   const struct orr_kernels *k; /* of the devices' kind */
   orr_args args;
   int n_in, n_out, n_shards;
-  atomic_int left; /* worker: shards not finished */
+  atomic_int left; /* worker: shards not finished, and who else holds it */
   const orr_mesh *mesh;
   const char *source; /* Lua source and line that queued it; NULL: unknown */
   int line;
@@ -333,6 +343,7 @@ typedef struct orr_work {
   orr_buffer **buffer;            /* beside view; NULL where absent */
   int64_t (*origin)[ORR_MAX_DIM]; /* [shard]: where out[0]'s (or in[0]'s) shard begins */
   orr_meta global;                /* of out[0] */
+  bool has_args;                  /* else args is not read */
   bool in_place;
   int n_written;
   orr_mark mark; /* for the timeline */
@@ -367,7 +378,8 @@ enum orr_op_flags {
       4096, /* the end of a layer: an output that comes out Partial is reduced at once */
   ORR_OP_SUM_GRAD = 8192, /* .grad can add to a gradient that is there (orr_grad.sum) */
   ORR_OP_NARROW = 16384,  /* under autocast its inputs are cast to the narrow type: products */
-  ORR_OP_WIDE = 32768     /* under autocast its inputs are cast to f32: sums, norms, losses */
+  ORR_OP_WIDE = 32768,    /* under autocast its inputs are cast to f32: sums, norms, losses */
+  ORR_OP_KEYED = 65536    /* args.i[0..3] are the key of its random numbers */
 };
 
 /* Bits of .save: what the gradient will ask for. */
@@ -416,6 +428,12 @@ orr_status orr_place_call(orr_call *c, const orr_mesh *mesh, orr_layout **want,
                           orr_layout **out_layout);
 /* op_run.c: runs a placed call: inline at once, else as one record pushed to every device. */
 orr_status orr_run_call(orr_call *c);
+/* A record that was run, again, on the same memory: inline as it is, else as a copy. */
+orr_status orr_work_again(const orr_work *w);
+orr_status orr_work_copy(const orr_work *w, orr_work **out); /* owned */
+/* Worker: what the item of a shard does; what failed is reported. */
+orr_status orr_work_issue(const orr_work *w, int shard);
+void orr_work_free(orr_work *take_w);
 
 /* Meshes of the stages of one pipeline, in order: an op whose tensors stand on several of them
  * runs on the latest, and the others travel there. Kept for ever, as meshes are. */

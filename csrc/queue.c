@@ -94,6 +94,8 @@ orr_status orr_queue_push(orr_queue *q, const orr_item *item, orr_event *done) {
   return ORR_OK;
 }
 
+orr_event orr_queue_last(orr_queue *q) { return (orr_event){q, atomic_load(&q->pushed)}; }
+
 bool orr_event_done(orr_event e) { return !e.queue || atomic_load(&e.queue->done) >= e.seq; }
 
 orr_status orr_event_wait(orr_event e) {

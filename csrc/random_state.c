@@ -19,6 +19,7 @@ void orr_random_set_micro(const orr_random_micro *m) { micro = *m; }
 orr_random_micro orr_random_get_micro(void) { return micro; }
 
 void orr_random_seed(uint64_t seed) {
+  if (orr_host_hook) orr_host_hook("sets the seed");
   memset(&state, 0, sizeof state);
   state.seed = seed;
 }

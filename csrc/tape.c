@@ -77,6 +77,8 @@ void orr_node_drop_saved(orr_node *node) {
     drop(&node->x[k]);
   }
   for (int k = 0; k < node->n_out; k++) drop(&node->y[k]);
+  if (node->custom.release) node->custom.release(node->custom.state);
+  node->custom.release = NULL;
   node->spent = true;
 }
 
@@ -102,7 +104,6 @@ void orr_node_free(orr_node *take_node) {
     }
     for (int k = 0; k < node->n_out; k++)
       if (node->hooks[k] && orr_hook_release) orr_hook_release(node->hooks[k]);
-    if (node->custom.release) node->custom.release(node->custom.state);
     if (node->n_in <= SMALL_NODE) orr_pool_put(&small_nodes, node);
     else free(node);
   }

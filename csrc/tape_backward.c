@@ -11,6 +11,7 @@
 
 #include "../kernels/elementwise.h"
 #include "op.h"
+#include "op_capture.h"
 #include "tape.h"
 
 enum { SUM_INPUTS = 3 }; /* of the ops with ORR_OP_SUM_GRAD */
@@ -116,6 +117,7 @@ static orr_status capture(backward *b, const orr_tensor *leaf, const orr_node *n
 
 static orr_status deliver_leaf(backward *b, orr_tensor *leaf, orr_tensor *take_g) {
   orr_tensor *g = take_g;
+  if (!b->x) orr_capture_leaf(leaf, false);
   orr_status status = run_hooks(leaf->hooks, &g);
   if (!status && !b->x) status = orr_hold_note(leaf);
   if (!status && b->x) status = capture(b, leaf, NULL, 0, g);
@@ -158,6 +160,7 @@ static orr_status sum_of(backward *b, const orr_node *node, int k, orr_tensor **
   *out = NULL;
   if (!leaf || !node->needs[k] || b->x || b->create_graph || leaf->hooks || !orr_holding())
     return ORR_OK;
+  orr_capture_leaf(leaf, false);
   ORR_TRY(orr_hold_note(leaf));
   orr_tensor *g = leaf->grad;
   bool own = g && g->rc == 1 && g->storage->rc == 1 && !g->requires_grad;

@@ -100,6 +100,7 @@ orr_tensor *orr_g_unary(orr_grad *g, int code, orr_tensor *a) {
 }
 
 static void list_args(orr_args *args, int n, const int64_t *items) {
+  memset(args, 0, sizeof *args);
   args->i[0] = n;
   for (int k = 0; k < n; k++) args->i[1 + k] = items[k];
 }

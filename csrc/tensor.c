@@ -17,6 +17,9 @@ void (*orr_node_hold)(struct orr_node *node) = NULL;
 void (*orr_hook_release)(int hooks) = NULL;
 
 static uint64_t serials = 0;
+void (*orr_wrote_hook)(orr_tensor *t) = NULL;
+void (*orr_host_hook)(const char *what) = NULL;
+
 static orr_pool headers, storages; /* storages of one buffer */
 
 void orr_tensor_require_grad(orr_tensor *t, bool on) {
@@ -310,6 +313,7 @@ char *orr_tensor_text(const orr_tensor *t, char *buf, size_t size) {
 }
 
 orr_status orr_tensor_from_host(const orr_meta *meta, const void *data, orr_tensor **out) {
+  if (orr_host_hook) orr_host_hook("makes a tensor of the script's values");
   ORR_TRY(orr_tensor_new(meta, orr_layout_single(0), NULL, out));
   orr_status status = orr_buffer_wait_write(orr_tensor_buffer(*out, 0));
   if (status) {
@@ -323,6 +327,7 @@ orr_status orr_tensor_from_host(const orr_meta *meta, const void *data, orr_tens
 
 orr_status orr_tensor_full(orr_tensor *t, orr_tensor **out) {
   orr_tensor *host;
+  if (orr_host_hook) orr_host_hook("reads a tensor's values");
   if (orr_tensor_device(t, 0)->kind == ORR_DEVICE_META)
     return orr_fail(ORR_EARG, "a tensor on the meta device has a shape and no values");
   ORR_TRY(orr_redistribute(t, orr_layout_single(0), &host));

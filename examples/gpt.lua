@@ -13,13 +13,14 @@ local options = {
   plan = "", text = (arg[0]:match "^(.*/)" or "") .. "data/opticks-book-one.txt", sample = 400, seed = 1,
   layers = 4, width = 128, heads = 4, context = 64, dropout = 0.1, -- the network
   batch = 16, steps = 500, lr = 1e-3, show = 50, -- the training
+  dtype = "f32", capture = "no", -- how it is computed: products in bf16; steps recorded and replayed
 }
 for i = 1, #arg, 2 do
   local name, value = arg[i]:match "^%-%-(%a+)$", arg[i + 1]
   if options[name] == nil or not value then
     io.stderr:write("usage: gpt.lua [--plan PLAN] [--text FILE] [--steps N] [--layers N] [--width N]\n"
       .. "               [--heads N] [--context N] [--batch N] [--lr RATE] [--dropout P] [--sample BYTES]\n"
-      .. "               [--seed N] [--show STEPS]\n")
+      .. "               [--seed N] [--show STEPS] [--dtype f32|bf16] [--capture yes|no]\n")
     os.exit(2)
   end
   local number = type(options[name]) == "number"
@@ -96,15 +97,22 @@ end
 print(("%d parameters, %d bytes of text"):format(count, text:numel()))
 local opt = optim.AdamW(net:parameters(), { lr = options.lr, weight_decay = 0.1 })
 local schedule = optim.schedule.cosine(opt, { total = options.steps, warmup = math.min(20, options.steps) })
-local started, since = now(), 0
-for step = 1, options.steps do
-  local x, y = windows(train)
+local function loss_of(x, y) return nn.cross_entropy(net(x), y) end
+
+local function one_step(x, y)
   opt:zero_grad()
-  local loss = nn.cross_entropy(net(x), y)
+  local loss = options.dtype == "f32" and loss_of(x, y) or orrery.amp.autocast(options.dtype, loss_of, x, y)
   loss:backward()
   optim.clip_grad_norm(net:parameters(), 1)
   opt:step()
   schedule:step()
+  return loss
+end
+if options.capture == "yes" then one_step = orrery.capture(one_step) end
+
+local started, since = now(), 0
+for step = 1, options.steps do
+  local loss = one_step(windows(train))
   since = since + 1
   if step % options.show == 0 or step == options.steps then
     local value = loss:item() -- waits for the devices

@@ -25,6 +25,15 @@ typedef struct job {
   const orr_optim_item *item;
 } job;
 
+/* Elements of a parameter that somebody else has written, into the master. */
+static void follow_param(orr_dtype dtype, int64_t n, const float *p, float *master) {
+  orr_chunk rounded, wide;
+  orr_store_row(dtype, master, (char *)&rounded, 1, n);
+  const float *r = orr_load_row(dtype, (const char *)&rounded, 1, n, &wide);
+  for (int64_t i = 0; i < n; i++)
+    if (p[i] != r[i]) master[i] = p[i];
+}
+
 static void update_range(const void *context, int64_t begin, int64_t end) {
   const job *j = context;
   const orr_optim_item *item = j->item;
@@ -41,8 +50,12 @@ static void update_range(const void *context, int64_t begin, int64_t end) {
     }
     const char *from = (const char *)item->grad + i * size;
     const void *g = orr_load_row(item->dtype, from, 1, m, &g_buffer);
-    orr_load_row(item->dtype, to, 1, m, &p_buffer);
+    const void *now = orr_load_row(item->dtype, to, 1, m, &p_buffer);
     void *p = orr_open_row(item->dtype, to, 1, &p_buffer);
+    if (item->master) {
+      p = item->master + i;
+      follow_param(item->dtype, m, now, p);
+    }
     update(j->options, m, p, g, state);
     orr_store_row(item->dtype, p, to, 1, m);
   }

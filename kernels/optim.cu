@@ -1,7 +1,7 @@
 /* optim.cu: SGD, Adam, RMSprop over lists of parameters on CUDA, many tensors a launch.
  *
- * Invariant: formulas and rounding are those of optim.c; f16 and bf16 parameters are computed in
- * f32. Where the step's numbers are worthless (orr_cuda_poison) parameters and state keep
+ * Invariant: formulas, masters and rounding are those of optim.c; f16 and bf16 parameters are
+ * computed in f32. Where the step's numbers are worthless (orr_cuda_poison) parameters and state keep
  * theirs.
  * To add an optimiser: a body with `update`, and its function.
  */
@@ -19,6 +19,7 @@ struct items {
     void *param;
     const void *grad;
     void *state[3];
+    float *master;
     int64_t n;
   } at[MOST_ITEMS];
 };
@@ -34,7 +35,16 @@ static __global__ void __launch_bounds__(ORR_BLOCK) update_kernel(items list, B 
     E *p = (E *)item.param + i;
     C *state[3];
     for (int s = 0; s < 3; s++) state[s] = item.state[s] ? (C *)item.state[s] + i : NULL;
-    orr_put(p, body.update(orr_get(p), orr_get((const E *)item.grad + i), state));
+    C value = orr_get(p);
+    if (item.master) {
+      C master = item.master[i];
+      E rounded;
+      orr_put(&rounded, master);
+      if (orr_get(&rounded) == value) value = master;
+    }
+    value = body.update(value, orr_get((const E *)item.grad + i), state);
+    if (item.master) item.master[i] = (float)value;
+    orr_put(p, value);
   }
 }
 
@@ -61,6 +71,7 @@ template <typename F> static void run(const orr_optim_item *item, int n, F make)
         auto &to = list.at[list.n++];
         to.param = item[k].param;
         to.grad = item[k].grad;
+        to.master = item[k].master;
         to.n = item[k].n;
         for (int s = 0; s < 3; s++) to.state[s] = item[k].state[s];
         if (to.n > longest) longest = to.n;

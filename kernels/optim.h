@@ -2,6 +2,9 @@
  *
  * Invariant: arrays are contiguous. State is f64 for f64 parameters, else f32, of n elements
  * each, zero before the first step; f16 and bf16 parameters and gradients are computed in f32.
+ * A master is the f32 copy that an f16 or bf16 parameter is the rounded form of (Micikevicius
+ * et al. 2018, section 3.1). An element whose master does not round to it was written by
+ * somebody else, and the master takes its value first; so a new master may be all zero.
  * To add an optimiser: its options here, its chunk function and entry in optim.c.
  */
 #ifndef ORR_OPTIM_H
@@ -13,6 +16,7 @@ typedef struct orr_optim_item {
   void *param;
   const void *grad;
   void *state[3]; /* what each optimiser's comment says; NULL where unused */
+  float *master;  /* NULL: none, the parameter is updated as it is */
   int64_t n;
   orr_dtype dtype; /* of param and grad */
 } orr_optim_item;

@@ -212,8 +212,8 @@ describe("behaviour 45", function()
       try(1, n, 0)
       local placed, on = plan_of("model", n)(net, x), {}
       for k, row in ipairs(rows) do
-        local device = placed[k].weight:shards()[1].device
-        on[device] = (on[device] or 0) + row.cost
+        local place = placed[k].weight:shards()[1].device
+        on[place] = (on[place] or 0) + row.cost
       end
       local worst, devices = 0, 0
       for _, cost in pairs(on) do worst, devices = math.max(worst, cost), devices + 1 end

@@ -104,11 +104,10 @@ end)
 describe("gpt.lua", function()
   local small = "--layers 1 --width 24 --heads 3 --context 16 --batch 5 --steps 6 --show 3 --sample 12"
 
-  it("trains to the same losses on one device and on two, and writes", function()
-    local one = assert_runs("gpt.lua", small)
-    local two = assert_runs("gpt.lua", small .. ' --plan "data<0,1>"')
+  it("trains to the same losses on one device and on two, captured, and in bf16, and writes", function()
     local losses = {}
-    for _, output in ipairs { one, two } do
+    for _, more in ipairs { "", '--plan "data<0,1>"', '--plan "data<0,1>" --capture yes', "--dtype bf16" } do
+      local output = assert_runs("gpt.lua", small .. " " .. more)
       local a, b = output:match "step    3  loss (%d+%.%d+) .*step    6  loss (%d+%.%d+) +%d+ tokens/s\n"
       local tested, written = output:match "\ntest loss (%d+%.%d+), %d+%.%d+ bits a byte\n(.*)\n$"
       assert.truthy(a and written, output)
@@ -116,7 +115,11 @@ describe("gpt.lua", function()
       assert.equal(16, #written)
       losses[#losses + 1] = { tonumber(a), tonumber(b), tonumber(tested) }
     end
-    for k = 1, 3 do assert.near(losses[1][k], losses[2][k], 5e-4) end
+    for k = 1, 3 do
+      assert.near(losses[1][k], losses[2][k], 5e-4)
+      assert.near(losses[1][k], losses[3][k], 5e-4)
+      assert.near(losses[1][k], losses[4][k], 0.05)
+    end
   end)
 
   it("says what it cannot read", function()

@@ -1,25 +1,47 @@
 #!/bin/sh
-# gpu-kit/run [FOLDER]: on a machine with a GPU: the specs on cuda devices (all GPUs, then two logical
-# devices a GPU), and FOLDER/results.json (default: here) with card, driver, clocks, date and counts.
-# Invariant: a number stands in the results only if this run made it.
+# gpu-kit/run [FOLDER] [STEP...]: on a machine with a GPU: specs, sanitizer and benchmark, step by step, each
+# with its log under FOLDER/logs, and FOLDER/results.json (default: the kit's folder results). `run list` names the steps;
+# `run merge FOLDER FILE...` joins the results of several runs. Ends with 1 where a step failed.
+# This file only makes the environment of tools/gpu_run.lua: the kit's interpreter and modules, libraries
+# that the machine lacks, and where CUDA's are. To search CUDA in another place: `places`.
 kit=$(cd "$(dirname "$0")" && pwd)
-out=${1:-$kit}
-export LD_LIBRARY_PATH="$kit/lib:$LD_LIBRARY_PATH"
+export PATH="$kit/bin:${PATH:-/usr/local/bin:/usr/bin:/bin}:/usr/local/cuda/bin:/usr/sbin:/sbin"
+name=$(cat "$kit/lib/name")
+# What Python is started with: its libraries are its own.
+export ORRERY_PEER_LIBRARY_PATH="${LD_LIBRARY_PATH-}"
+rm -rf "$kit/need"
+mkdir -p "$kit/need"
+for file in "$kit"/lib/*.so*; do
+  library=$(basename "$file")
+  ldconfig -p 2>/dev/null | grep -q "[[:space:]]$library " || ln -s "$file" "$kit/need/$library"
+done
+LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$kit/need"
+export LD_LIBRARY_PATH
+
+missing() { ldd "$kit/$name/orrery/cuda.so" 2>/dev/null | awk '/not found/ { print $1 }'; }
+if [ -n "$(missing)" ]; then
+  site=$(LD_LIBRARY_PATH=$ORRERY_PEER_LIBRARY_PATH python3 -c \
+    'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+  places="${CUDA_HOME:-/usr/local/cuda}/lib64 /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib
+    /usr/lib/x86_64-linux-gnu /usr/lib64 $site/nvidia/*/lib"
+  for library in $(missing); do
+    for place in $places; do
+      if [ -e "$place/$library" ]; then
+        LD_LIBRARY_PATH="$LD_LIBRARY_PATH:$place"
+        break
+      fi
+    done
+  done
+fi
+if [ -n "$(missing)" ]; then
+  echo "gpu-kit/run: not found: $(missing | tr '\n' ' ')(set LD_LIBRARY_PATH to their folders)" >&2
+  exit 1
+fi
+
 export LUA_PATH="$kit/lua/?.lua;$kit/lua/?/init.lua;$kit/?.lua;$kit/share/?.lua;$kit/share/?/init.lua;;"
-export LUA_CPATH="$kit/lua/?.so;$kit/share/?.so;;" PATH="$kit/bin:$PATH"
-mkdir -p "$kit/bin" "$out"
-printf '#!/bin/sh\nexec "%s/lib/lua-interpreter" "$@"\n' "$kit" > "$kit/bin/luajit"
-printf '#!/bin/sh\nexec "%s/bin/luajit" "%s/share/busted-command" "$@"\n' "$kit" "$kit" > "$kit/bin/busted"
-chmod +x "$kit/bin/luajit" "$kit/bin/busted"
-cd "$kit" || exit 1
-luajit -e 'print(require("orrery").devices())' || exit 1
-gpus=$(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv,noheader 2>/dev/null | head -1)
-run() { # name, devices, specs
-  ORRERY_CUDA_DEVICES=$2 ORRERY_SPEC_DEVICES=cuda ORRERY_ROOT=$kit BUILD=$kit SPEC_TIMEOUT=900 \
-    luajit tools/test.lua luajit "$3" > "$out/$1.log" 2>&1
-  tail -1 "$out/$1.log"
-}
-ops=$(run ops 0,0,0,0,0 op_matrix)
-plans=$(run plans 0,0,0,0,0,0,0,0 "plan sequence zero tensor_plan")
-printf '{"date": "%s", "gpu": "%s", "ops": "%s", "plans": "%s"}\n' \
-  "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$gpus" "$ops" "$plans" | tee "$out/results.json"
+export LUA_CPATH="$kit/$name/?.so;$kit/share/?.so;;"
+export ORRERY_GPU_CONTROL="$kit/bin/gpu_control" ORRERY_LUA="$name" BUILD="$kit" COMMAND="$kit/bin/orrery"
+printf '#!/bin/sh\nexec "%s/lib/interpreter" "$@"\n' "$kit" > "$kit/bin/$name"
+chmod +x "$kit/bin/$name"
+here=$(pwd)
+cd "$kit" && exec "$name" tools/gpu_run.lua "$here" "$@"

@@ -2,7 +2,7 @@
 --   INTERPRETER tools/test.lua INTERPRETER [PATTERN...]
 -- A pattern is a shell glob on the name without _spec.lua ("op*"). From the environment: BUILD (the
 -- build folder), COMMAND (the path of `orrery`), PUC_SKIP (patterns left out), SPEC_TIMEOUT (seconds
--- a file).
+-- a file), SPEC_TOTAL (seconds of all files together).
 -- Specs find ORRERY_ROOT, ORRERY_BUILD and ORRERY_COMMAND as absolute paths, ORRERY_LUA as the
 -- interpreter, and ORRERY_SANITIZER under a sanitizer.
 -- Invariant: a file that crashes, hangs, or runs no test counts as one failure; the last line is
@@ -58,9 +58,11 @@ if not busted then
   os.exit(1)
 end
 
+-- What stands in the environment comes after the tree's own.
 local environment = {
-  LUA_PATH = root .. "/lua/?.lua;" .. root .. "/lua/?/init.lua;" .. root .. "/?.lua;;",
-  LUA_CPATH = build .. "/" .. name .. "/?.so;;",
+  LUA_PATH = root .. "/lua/?.lua;" .. root .. "/lua/?/init.lua;" .. root .. "/?.lua;"
+    .. (os.getenv "LUA_PATH" or ";"),
+  LUA_CPATH = build .. "/" .. name .. "/?.so;" .. (os.getenv "LUA_CPATH" or ";"),
   ORRERY_LUA = interpreter,
   ORRERY_ROOT = root,
   ORRERY_BUILD = build,
@@ -68,11 +70,18 @@ local environment = {
   ORRERY_CPU_DEVICES = os.getenv "ORRERY_CPU_DEVICES" or "8",
 }
 
+local started = os.time()
+
+local function seconds_left()
+  local each, total = tonumber(os.getenv "SPEC_TIMEOUT") or 600, tonumber(os.getenv "SPEC_TOTAL")
+  return math.floor(total and math.min(each, math.max(1, total - (os.time() - started))) or each)
+end
+
 local function command(file, counts)
   local words = { "env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL", "-u", "MFLAGS",
     "ORRERY_SPEC_COUNTS=" .. quote(counts) }
   for key, value in pairs(environment) do words[#words + 1] = key .. "=" .. quote(value) end
-  words[#words + 1] = "timeout -k 10 " .. (os.getenv "SPEC_TIMEOUT" or "600")
+  words[#words + 1] = "timeout -k 10 " .. seconds_left()
   words[#words + 1] = quote(interpreter) .. " " .. quote(busted)
   words[#words + 1] = "--output=tools/report.lua " .. quote(file)
   return table.concat(words, " ")

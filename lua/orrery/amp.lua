@@ -1,9 +1,11 @@
 -- Mixed precision: autocast, and loss scaling for gradients that a narrow dtype would flush to zero.
+-- (Parameters that are narrow themselves: optimisers keep masters of them, optim/optimizer.lua.)
 -- Invariant: whether a step is taken is decided once, from the gradients of all devices, before any
 -- parameter or optimiser state changes.
 -- To add a policy: what Scaler:update does with `self.found`.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local host = require "orrery.host"
 
 local amp = {}
 
@@ -48,6 +50,7 @@ function amp.Scaler(options)
   self.enabled = options.enabled ~= false
   if not self.enabled then self.factor = 1 end
   self.good, self.found, self.unscaled = 0, false, {}
+  self.cell = core.full(self.factor) -- the factor, for steps that are captured
   return self
 end
 
@@ -56,6 +59,7 @@ end
 ---@return orrery.Tensor
 function Scaler:scale(loss)
   check.tensor("Scaler:scale", "the loss", loss)
+  if host.recorder then return loss * self.cell end
   return self.factor == 1 and loss or loss * self.factor
 end
 
@@ -67,11 +71,7 @@ local function gradients(opt)
   return list
 end
 
---- Divides the gradients of the optimiser's parameters by the scale, once a step: before clipping.
---- Waits for whether they are finite.
----@param opt orrery.Optimizer
----@return boolean finite on every device
-function Scaler:unscale(opt)
+local function unscale(self, opt)
   if type(opt) ~= "table" or type(opt.param_groups) ~= "table" then
     check.raise("Scaler: expected an optimiser, got %s", type(opt))
   end
@@ -85,19 +85,24 @@ function Scaler:unscale(opt)
   return self.unscaled[opt]
 end
 
---- opt:step() when every gradient on every device is finite; else nothing changes.
+--- Divides the gradients of the optimiser's parameters by the scale, once a step: before clipping.
+--- Waits for whether they are finite.
 ---@param opt orrery.Optimizer
----@return boolean stepped
-function Scaler:step(opt)
-  local finite = self:unscale(opt)
+---@return boolean finite on every device
+function Scaler:unscale(opt) return host.run("aside", unscale, self, opt) end
+
+local function step(self, opt)
+  local finite = unscale(self, opt)
   if finite then opt:step() end
   return finite
 end
 
---- Ends the step: the scale shrinks when a gradient was not finite, and grows after `interval` good
---- steps in a row.
----@return number scale of the next step
-function Scaler:update()
+--- opt:step() when every gradient on every device is finite; else nothing changes.
+---@param opt orrery.Optimizer
+---@return boolean stepped
+function Scaler:step(opt) return host.run("aside", step, self, opt) end
+
+local function update(self)
   if self.found then
     self.good = 0
     if self.enabled then self.factor = self.factor * self.backoff end
@@ -109,7 +114,13 @@ function Scaler:update()
     end
   end
   self.found, self.unscaled = false, {}
+  self.cell:fill_(self.factor)
   return self.factor
 end
+
+--- Ends the step: the scale shrinks when a gradient was not finite, and grows after `interval` good
+--- steps in a row.
+---@return number scale of the next step
+function Scaler:update() return host.run("aside", update, self) end
 
 return amp

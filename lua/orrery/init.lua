@@ -15,6 +15,7 @@ local parts = {
   parallel = "orrery.parallel",
   data = "orrery.data",
   amp = "orrery.amp",
+  capture = "orrery.capture",
   progress = "orrery.progress",
   timeline = "orrery.timeline",
   plot = "orrery.plot",
@@ -33,11 +34,13 @@ local hidden = {
   record_stop = true, record_count = true,
 }
 
+local function is_hidden(name) return hidden[name] or name:find "^capture_" end
+
 require("orrery.tensor").install(orrery)
 require("orrery.devices").install(orrery)
 require("orrery.check_grad").install(orrery)
 for name, value in pairs(core) do
-  if not hidden[name] and orrery[name] == nil then orrery[name] = value end
+  if not is_hidden(name) and orrery[name] == nil then orrery[name] = value end
 end
 
 return setmetatable(orrery, {

@@ -83,7 +83,7 @@ local function loss_of(sample, y, place)
 end
 
 --- Values and gradients as arrays; grads[k] is false where input k has none.
-local function evaluate(row, sample, tensors, place)
+function matrix.evaluate(row, sample, tensors, place)
   for k, a in ipairs(sample.inputs) do
     if wants_grad(row, a) then tensors[k]:requires_grad_() end
   end
@@ -98,14 +98,18 @@ local function evaluate(row, sample, tensors, place)
   return values, grads
 end
 
--- On the one device that is compared with many.
-local function host_tensors(sample, dtype)
+local evaluate = matrix.evaluate
+
+--- The inputs on the one device that is compared with many, floats in `dtype` where one is given.
+function matrix.host_tensors(sample, dtype)
   local list = {}
   for k, a in ipairs(sample.inputs) do
     list[k] = placed.host(a, dtype and is_float(a.dtype) and dtype or nil, device.single)
   end
   return list
 end
+
+local host_tensors = matrix.host_tensors
 
 --- Values and gradients on the host, in f64, kept with the sample.
 local function expected(row, sample)

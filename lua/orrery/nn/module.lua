@@ -218,7 +218,7 @@ end
 ---@return orrery.Module self
 function Module:train(on)
   if on == nil then on = true end
-  for _, module in ipairs(self:modules()) do module.training = on end
+  for _, module in ipairs(self:modules()) do moved.switch(module, on) end
   return self
 end
 
@@ -239,6 +239,7 @@ function Module:freeze()
     tensor.grad = nil
     tensor.requires_grad = false
   end
+  moved.changed()
   return self
 end
 
@@ -246,6 +247,7 @@ end
 ---@return orrery.Module self
 function Module:unfreeze()
   for _, tensor in iterate_once(self, false) do tensor.requires_grad = true end
+  moved.changed()
   return self
 end
 

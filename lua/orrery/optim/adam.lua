@@ -23,7 +23,7 @@ local function update_with(decoupled)
   return function(group, t, params, grads, state)
     local betas = group.betas
     adam_(params, grads, state.first, state.second, t, group.lr, betas[1], betas[2], group.eps,
-      group.weight_decay, decoupled)
+      group.weight_decay, decoupled, state.master)
   end
 end
 
@@ -31,8 +31,8 @@ end
 --- eps), with m^ = m / (1 - b1^t) and v^ = v / (1 - b2^t) (Kingma & Ba 2015, Alg. 1).
 --- weight_decay adds weight_decay p to g.
 ---@param params orrery.Tensor[]|orrery.Module|table[] parameters, or groups {params=, lr=, ...}
----@param options? {lr?: number, betas?: number[], eps?: number, weight_decay?: number} 1e-3,
----  {0.9, 0.999}, 1e-8, 0
+---@param options? {lr?: number, betas?: number[], eps?: number, weight_decay?: number, master?: boolean}
+---  1e-3, {0.9, 0.999}, 1e-8, 0; master: f32 copies of bf16 and f16 parameters (true)
 local Adam = optimizer.class("Adam", defaults(0), slots, update_with(false), { validate = validate })
 
 --- Adam with decoupled weight decay: p = p - lr weight_decay p before the step (Loshchilov &

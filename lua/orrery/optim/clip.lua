@@ -4,6 +4,7 @@
 -- To add one: gather with `gradients`, then one multi-tensor call.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local host = require "orrery.host"
 
 local clip = {}
 
@@ -23,6 +24,15 @@ local function gradients(params)
   return list
 end
 
+local function clip_norm(params, max, p)
+  local list = gradients(params)
+  if #list == 0 then return 0 end
+  local norm = core.grad_norm(list, p):item()
+  local factor = max / (norm + 1e-6)
+  if factor < 1 then core.scale_(list, factor) end
+  return norm
+end
+
 --- Scales all gradients by min(1, max / (norm + 1e-6)), norm being that of all of them as one
 --- vector (Pascanu et al. 2013, Alg. 1). Waits for the norm.
 ---@param params orrery.Tensor[]|orrery.Module those without a gradient do not count
@@ -33,12 +43,7 @@ end
 function clip.clip_grad_norm(params, max, options)
   check.number("clip_grad_norm", "max", max, 0)
   options = check.options("clip_grad_norm", options, { p = true })
-  local list = gradients(params)
-  if #list == 0 then return 0 end
-  local norm = core.grad_norm(list, options.p or 2):item()
-  local factor = max / (norm + 1e-6)
-  if factor < 1 then core.scale_(list, factor) end
-  return norm
+  return host.run("aside", clip_norm, params, max, options.p or 2)
 end
 
 --- Limits every element of every gradient to [-max, max].

@@ -6,6 +6,7 @@
 -- To add an optimiser: `optimizer.class(name, defaults, slots, update)`, see sgd.lua.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local host = require "orrery.host"
 local moved = require "orrery.moved"
 
 local raise = check.raise
@@ -91,6 +92,7 @@ local function construct(class, params, options)
   self._steps = {} -- [index] = steps taken by that parameter
   self._slots = {} -- [slot name][index] = state tensor
   for _, slot in ipairs(class.slots) do self._slots[slot] = {} end
+  self._slots.master = {}
   self._plans = {} -- [group] = cached lists, see rebuild
   self._moved = moved.count
   return self
@@ -115,24 +117,32 @@ end
 -- State of parameter p, all zero; half-precision parameters keep theirs in f32.
 local zero_state = core.state_like
 
--- Puts parameter `index` in the bucket of those with the same step count: the kernels take one
--- count a list.
-local function put(self, plan, k, index, p, slots)
+-- Whether the optimiser keeps an f32 master of the parameter; zero at first, for the kernels fill it.
+local function has_master(group, p)
+  local dtype = p:dtype()
+  return group.master and (dtype == "bf16" or dtype == "f16")
+end
+
+-- Puts parameter `index` in the bucket of those with the same step count, all with a master or none: the
+-- kernels take one count a list.
+local function put(self, plan, k, index, p, slots, master)
   local steps = self._steps[index] or 0
-  local bucket = plan.by_steps[steps]
+  local key = master and -1 - steps or steps
+  local bucket = plan.by_steps[key]
   if not bucket then
     bucket = { steps = steps, params = {}, grads = {}, indices = {}, state = {} }
-    for _, slot in ipairs(slots) do bucket.state[slot] = {} end
-    plan.by_steps[steps] = bucket
+    plan.by_steps[key] = bucket
     plan.buckets[#plan.buckets + 1] = bucket
   end
   local n = #bucket.params + 1
   bucket.params[n], bucket.indices[n] = p, index
-  for _, slot in ipairs(slots) do
-    local store = self._slots[slot]
+  local function give(slot)
+    local store, list = self._slots[slot], bucket.state[slot] or {}
     if not store[index] then store[index] = zero_state(p) end
-    bucket.state[slot][n] = store[index]
+    bucket.state[slot], list[n] = list, store[index]
   end
+  for _, slot in ipairs(slots) do give(slot) end
+  if master then give "master" end
   plan.bucket[k], plan.place[k] = bucket, n
 end
 
@@ -140,10 +150,11 @@ local function rebuild(self, g, group)
   local old = self._plans[g]
   if old then settle(self, old) end
   local slots = self.slots_of and self.slots_of(group) or self.slots
-  local plan = { buckets = {}, by_steps = {}, bucket = {}, place = {}, params = group.params, slots = slots }
+  local plan = { buckets = {}, by_steps = {}, bucket = {}, place = {}, params = group.params, slots = slots,
+    master = group.master }
   local first = first_index(self, g)
   for k, p in ipairs(group.params) do
-    if p.grad then put(self, plan, k, first + k - 1, p, slots) end
+    if p.grad then put(self, plan, k, first + k - 1, p, slots, has_master(group, p)) end
   end
   plan.by_steps = nil
   self._plans[g] = plan
@@ -172,6 +183,12 @@ local function forget(self)
   self._plans = {}
 end
 
+-- A state of parameter p with the values of a host tensor; nil: none, or a master that p has no use for.
+local function state_of(group, p, slot, values)
+  if not values or (slot == "master" and not has_master(group, p)) then return nil end
+  return zero_state(p):copy_(values)
+end
+
 -- Parameters have moved: their state follows them, by way of the host.
 local function follow(self)
   forget(self)
@@ -179,23 +196,22 @@ local function follow(self)
   for _, group in ipairs(self.param_groups) do
     for _, p in ipairs(group.params) do
       index = index + 1
-      for _, store in pairs(self._slots) do
-        if store[index] then store[index] = zero_state(p):copy_(core.snapshot(store[index])) end
+      for slot, store in pairs(self._slots) do
+        store[index] = state_of(group, p, slot, store[index] and core.snapshot(store[index]))
       end
     end
   end
   self._moved = moved.count
 end
 
---- One update of every parameter that has a gradient.
-function Optimizer:step()
+local function step(self)
   local groups, update = self.param_groups, self.update
   if self._moved ~= moved.count then follow(self) end
   for g = 1, #groups do
     local group = groups[g]
     local plan = self._plans[g]
-    if not plan or plan.params ~= group.params or (self.slots_of and self.slots_of(group) ~= plan.slots)
-      or not refill(plan, group.params) then
+    if not plan or plan.params ~= group.params or plan.master ~= group.master
+      or (self.slots_of and self.slots_of(group) ~= plan.slots) or not refill(plan, group.params) then
       plan = rebuild(self, g, group)
       refill(plan, group.params)
     end
@@ -207,6 +223,9 @@ function Optimizer:step()
     end
   end
 end
+
+--- One update of every parameter that has a gradient.
+function Optimizer:step() host.run("feed", step, self) end
 
 --- Drops the gradients of all parameters.
 function Optimizer:zero_grad()
@@ -234,6 +253,7 @@ function Optimizer:add_param_group(spec)
     end
   end
   self.param_groups[#self.param_groups + 1] = group
+  moved.changed()
 end
 
 -- State ---------------------------------------------------------------------------------------
@@ -293,6 +313,7 @@ end
 function Optimizer:load_state(state)
   check_state(self, state)
   forget(self)
+  moved.changed()
   local index = 0
   for g, group in ipairs(self.param_groups) do
     for name in pairs(self.defaults) do
@@ -303,7 +324,7 @@ function Optimizer:load_state(state)
       self._steps[index] = state.steps[index]
       for slot, store in pairs(self._slots) do
         local tensor = (state.slots[slot] or {})[index]
-        store[index] = tensor and zero_state(p):copy_(tensor) or nil
+        store[index] = state_of(group, p, slot, tensor)
       end
     end
   end
@@ -330,7 +351,8 @@ local optimizer = { Optimizer = Optimizer }
 
 --- Makes an optimiser class. `defaults` names every hyperparameter; `slots` the state tensors a
 --- parameter has; `update(group, t, params, grads, state)` runs one fused step over equal
---- lists, state[slot] being a list too.
+--- lists, state[slot] being a list too, and state.master where the parameters are f16 or bf16: f32 copies
+--- that are updated, the parameters being what they round to. The option master = false does without.
 ---@param name string
 ---@param defaults table<string, number|boolean|number[]> a table is a pair of numbers
 ---@param slots string[]
@@ -339,6 +361,7 @@ local optimizer = { Optimizer = Optimizer }
 ---  string[]} slots_of must return the same table for the same choice
 ---@return table class
 function optimizer.class(name, defaults, slots, update, extra)
+  defaults.master = true
   local class = { name = name, defaults = defaults, slots = slots, update = update, known = {} }
   for key in pairs(defaults) do class.known[key] = true end
   class.validate, class.slots_of = extra and extra.validate, extra and extra.slots_of

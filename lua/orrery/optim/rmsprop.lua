@@ -18,7 +18,7 @@ end
 
 local function update(group, _, params, grads, state)
   rmsprop_(params, grads, state.average, group.momentum > 0 and state.momentum or nil, group.lr, group.alpha,
-    group.eps, group.weight_decay, group.momentum)
+    group.eps, group.weight_decay, group.momentum, state.master)
 end
 
 --- v = alpha v + (1 - alpha) g^2;  u = g / (sqrt(v) + eps);  p = p - lr u, or with momentum b =
@@ -26,7 +26,7 @@ end
 --- weight_decay adds weight_decay p to g.
 ---@param params orrery.Tensor[]|orrery.Module|table[] parameters, or groups {params=, lr=, ...}
 ---@param options? {lr?: number, alpha?: number, eps?: number, weight_decay?: number, momentum?:
----  number} 0.01, 0.99, 1e-8, 0, 0
+---  number, master?: boolean} 0.01, 0.99, 1e-8, 0, 0; master: f32 copies of bf16 and f16 parameters (true)
 local RMSprop = optimizer.class("RMSprop",
   { lr = 0.01, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0 },
   with_momentum, update, { validate = validate, slots_of = slots_of })

@@ -5,6 +5,7 @@
 -- made.
 -- To add one: a row in `kinds`, a function of (count, base, options) that gives the rate.
 local check = require "orrery.check"
+local host = require "orrery.host"
 
 ---@class orrery.Schedule
 local Schedule = {}
@@ -58,11 +59,13 @@ local function make(kind, optimizer, options)
   return self
 end
 
---- Goes on by one step and sets the rate of every group.
-function Schedule:step()
+local function step(self)
   self.count = self.count + 1
   apply(self)
 end
+
+--- Goes on by one step and sets the rate of every group.
+function Schedule:step() host.run("feed", step, self) end
 
 --- The present rate of a group.
 ---@param g? integer default 1

@@ -22,7 +22,7 @@ end
 local function update(group, t, params, grads, state)
   local dampening = t == 1 and 0 or group.dampening
   sgd_(params, grads, group.momentum > 0 and state.momentum or nil, group.lr, group.momentum, dampening,
-    group.nesterov, group.weight_decay)
+    group.nesterov, group.weight_decay, state.master)
 end
 
 --- g = grad + weight_decay p;  b = momentum b + (1 - dampening) g;  p = p - lr b, or with
@@ -30,7 +30,8 @@ end
 --- multiplies the whole buffer).
 ---@param params orrery.Tensor[]|orrery.Module|table[] parameters, or groups {params=, lr=, ...}
 ---@param options? {lr?: number, momentum?: number, dampening?: number, nesterov?: boolean,
----  weight_decay?: number} lr 1e-3 by default, the others 0
+---  weight_decay?: number, master?: boolean} lr 1e-3 by default, the others 0; master: f32 copies of bf16 and
+---  f16 parameters (true)
 local SGD = optimizer.class("SGD",
   { lr = 1e-3, momentum = 0, dampening = 0, nesterov = false, weight_decay = 0 },
   with_momentum, update, { validate = validate, slots_of = slots_of })

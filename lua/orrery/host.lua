@@ -1,0 +1,16 @@
+-- Work of a step that the script does beside its tensors, and that a captured step must do again.
+-- Invariant: outside of a recording `run` is a plain call.
+-- To add such work: wrap it in host.run where it is written. "feed": all that reaches devices is
+-- optimizer steps, of which a replay takes the numbers; "aside": anything else, done anew.
+local host = { recorder = nil }
+
+--- f(...), kept by the recording that is made, if one is.
+---@param kind "feed"|"aside"
+---@param f fun(...): ...
+---@return ... what f returns
+function host.run(kind, f, ...)
+  if host.recorder then return host.recorder(kind, f, ...) end
+  return f(...)
+end
+
+return host
