@@ -353,9 +353,9 @@ typedef struct orr_cuda_conv {
  * side. A key of plans, as orr_cuda_conv. */
 typedef struct orr_cuda_sdpa {
   int64_t n, h, queries, keys, d, e;
-  int64_t q[3], k[3], v[3], o[3];     /* strides of N, H, rows */
+  int64_t q[3], k[3], v[3], o[3];    /* strides of N, H, rows */
   int64_t g[3], gq[3], gk[3], gv[3]; /* backward's; else 0 */
-  int32_t dtype;                      /* f16 or bf16 */
+  int32_t dtype;                     /* f16 or bf16 */
   int32_t backward, causal, deterministic;
 } orr_cuda_sdpa;
 

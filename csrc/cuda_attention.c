@@ -1,4 +1,5 @@
-/* cuda_attention.c: attention on CUDA, by cuDNN where it takes it, else by kernels/attention.cu.
+/* cuda_attention.c: attention on CUDA, by cuDNN where it takes it, else by
+ * kernels/attention.cu.
  *
  * Invariant: cuDNN's attention is proved before it is used: the first call of a kind on a GPU
  * runs a small case forward and backward both ways and compares; where they differ, or cuDNN
@@ -62,8 +63,8 @@ static bool is_rows(const orr_view *v, orr_dtype dtype) {
   if (v->ndim != 4 || v->dtype != dtype || (uintptr_t)v->data % 16 != 0) return false;
   if (v->stride[3] != 1 || v->shape[3] % 8 != 0) return false;
   for (int d = 0; d < 4; d++)
-    if (v->shape[d] == 0 || (d < 3 && v->shape[d] > 1 &&
-                             (v->stride[d] < v->shape[3] || v->stride[d] % 8 != 0)))
+    if (v->shape[d] == 0 ||
+        (d < 3 && v->shape[d] > 1 && (v->stride[d] < v->shape[3] || v->stride[d] % 8 != 0)))
       return false;
   return true;
 }
@@ -140,9 +141,9 @@ static orr_status run_case(orr_cuda_queue *s, proof_case *c, bool by_cudnn, char
                            bool *done) {
   bool also = true;
   *done = true;
-  orr_cuda_check(cudaMemcpyAsync(c->view[0].data, home, case_bytes, cudaMemcpyHostToDevice,
-                                 s->issue),
-                 "copying the proof of attention");
+  orr_cuda_check(
+      cudaMemcpyAsync(c->view[0].data, home, case_bytes, cudaMemcpyHostToDevice, s->issue),
+      "copying the proof of attention");
   if (by_cudnn) {
     ORR_TRY(by_library(s, &c->args, false, done));
     if (*done) ORR_TRY(by_library(s, &c->args, true, &also));
@@ -151,9 +152,9 @@ static orr_status run_case(orr_cuda_queue *s, proof_case *c, bool by_cudnn, char
     ORR_TRY(orr_cuda_tiled_attention(&c->args));
     ORR_TRY(orr_cuda_tiled_attention_back(&c->args));
   }
-  orr_cuda_check(cudaMemcpyAsync(home, c->view[0].data, case_bytes, cudaMemcpyDeviceToHost,
-                                 s->issue),
-                 "copying the proof of attention");
+  orr_cuda_check(
+      cudaMemcpyAsync(home, c->view[0].data, case_bytes, cudaMemcpyDeviceToHost, s->issue),
+      "copying the proof of attention");
   return ORR_OK;
 }
 
@@ -182,7 +183,7 @@ static orr_status compare(orr_cuda_device *d, proof_case *c, char *ours, char *t
   return ORR_OK;
 }
 
-/* Leaves no failure behind but the loss of the GPU: what went wrong is a reason for our kernel. */
+/* No failure but the loss of the GPU: what went wrong is a reason for our kernel. */
 static orr_status prove(orr_cuda_device *d, orr_dtype dtype, bool causal,
                         orr_cuda_proof *proof) {
   char *home = calloc(2, case_bytes);
@@ -207,7 +208,8 @@ static orr_status prove(orr_cuda_device *d, orr_dtype dtype, bool causal,
 
 static orr_status is_proved(orr_cuda_queue *s, const orr_k_attention_args *a, bool *proved) {
   orr_cuda_proof *proof = &s->device->attention[a->q->dtype == ORR_F16][a->causal];
-  if (proof->state == ORR_CUDA_UNTRIED) ORR_TRY(prove(s->device, a->q->dtype, a->causal, proof));
+  if (proof->state == ORR_CUDA_UNTRIED)
+    ORR_TRY(prove(s->device, a->q->dtype, a->causal, proof));
   *proved = proof->state == ORR_CUDA_PROVED;
   return ORR_OK;
 }

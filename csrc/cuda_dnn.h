@@ -1,4 +1,5 @@
-/* cuda_dnn.h: what the files that use cuDNN's backend share: descriptors, and plans made of them.
+/* cuda_dnn.h: what the files that use cuDNN's backend share: descriptors, and plans made of
+ * them.
  *
  * Invariant: a plan owns every descriptor that was made for it. The first failure stays in
  * plan.status, and whatever is asked after it does nothing: only the end of a graph is checked.

@@ -1,6 +1,9 @@
 /* cuda_dnn_sdpa.c: attention as a graph of cuDNN's backend, forward and backward, in the form
  * that its flash attention engines recognise: products, elementwise steps and reductions whose
- * (queries, keys) tensors are virtual, so that no matrix of them is ever kept.
+ * (queries, keys) tensors are virtual.
+ *
+ * No engine notes whether its sums have an order. With gq summed in f32 in the room they have
+ * none; without, the engine keeps one matrix of queries by keys in its room, and bits repeat.
  *
  * Invariant: shape comments are (N, H, rows, columns), T queries, S keys. Rows' logarithms are
  * (N, H, T), row-major, in f32. A key holds all that a plan depends on; the scale does not.
@@ -137,8 +140,7 @@ static void pointwise(graph *g, cudnnPointwiseMode_t mode, int64_t axis, orr_dnn
   orr_dnn_part how = orr_dnn_new(g->p, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   orr_dnn_set(g->p, how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
   orr_dnn_set(g->p, how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &type);
-  if (axis >= 0)
-    orr_dnn_set(g->p, how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+  if (axis >= 0) orr_dnn_set(g->p, how, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
   orr_dnn_finish(g->p, how);
   orr_dnn_part op = orr_dnn_new(g->p, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   orr_dnn_set_part(g->p, op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, how);
@@ -342,8 +344,11 @@ orr_status orr_cuda_sdpa_run(orr_cuda_queue *s, orr_cuda_sdpa_plan *p,
   const float scale = (float)a->scale, least = -INFINITY, one = 1;
   char *delta = (char *)room + aligned(p->plan.room), *sums = delta + delta_bytes(&p->key);
   const void *const all[N_UIDS] = {
-      [UID_Q] = a->q->data,     [UID_K] = a->k->data,   [UID_V] = a->v->data,
-      [UID_O] = a->o->data,     [UID_LSE] = a->lse->data,
+      [UID_Q] = a->q->data,
+      [UID_K] = a->k->data,
+      [UID_V] = a->v->data,
+      [UID_O] = a->o->data,
+      [UID_LSE] = a->lse->data,
       [UID_G] = p->key.backward ? a->g->data : NULL,
       [UID_GQ] = p->key.backward ? a->gq->data : NULL,
       [UID_GK] = p->key.backward ? a->gk->data : NULL,
