@@ -147,7 +147,8 @@ typedef struct orr_cuda_device {
   orr_cuda_queue *copy;       /* the copy queue, of whoever holds the mutex; NULL until used */
   struct orr_cuda_blas *blas; /* NULL until used */
   struct orr_cuda_dnn *dnn;
-  orr_cuda_proof attention[2][2]; /* bf16, f16; all keys, causal */
+  orr_cuda_proof attention[2][2]
+                          [2]; /* bf16, f16; all keys, causal; sums in any order, in one */
 } orr_cuda_device;
 
 extern struct orr_cuda_machine {

@@ -207,7 +207,8 @@ static orr_status prove(orr_cuda_device *d, orr_dtype dtype, bool causal,
 }
 
 static orr_status is_proved(orr_cuda_queue *s, const orr_k_attention_args *a, bool *proved) {
-  orr_cuda_proof *proof = &s->device->attention[a->q->dtype == ORR_F16][a->causal];
+  bool exact = atomic_load(&orr_cuda_machine.deterministic);
+  orr_cuda_proof *proof = &s->device->attention[a->q->dtype == ORR_F16][a->causal][exact];
   if (proof->state == ORR_CUDA_UNTRIED)
     ORR_TRY(prove(s->device, a->q->dtype, a->causal, proof));
   *proved = proof->state == ORR_CUDA_PROVED;
@@ -240,15 +241,18 @@ orr_status orr_cuda_attention_back(const orr_k_attention_args *a) {
 /* ---- words ---- */
 
 void orr_cuda_attention_words(int k, char *text, size_t room) {
-  static const char *const dtypes[] = {"bf16", "f16"}, *const masks[] = {"", " causal"};
+  static const char *const dtypes[] = {"bf16", "f16"}, *const masks[] = {"", " causal"},
+                           *const orders[] = {" in any order", ""};
   size_t at = 0;
   text[0] = 0;
-  for (int kind = 0; kind < 4 && at < room; kind++) {
-    const orr_cuda_proof *proof = &orr_cuda_machine.device[k].attention[kind / 2][kind % 2];
+  for (int kind = 0; kind < 8 && at < room; kind++) {
+    int dtype = kind / 4, causal = kind / 2 % 2, exact = kind % 2;
+    const orr_cuda_proof *proof = &orr_cuda_machine.device[k].attention[dtype][causal][exact];
     if (proof->state == ORR_CUDA_UNTRIED) continue;
     bool proved = proof->state == ORR_CUDA_PROVED;
-    int n = snprintf(text + at, room - at, "%s%s%s by %s%s", at ? "; " : "", dtypes[kind / 2],
-                     masks[kind % 2], proved ? "cuDNN" : "our kernel: ", proof->why);
+    int n =
+        snprintf(text + at, room - at, "%s%s%s%s by %s%s", at ? "; " : "", dtypes[dtype],
+                 masks[causal], orders[exact], proved ? "cuDNN" : "our kernel: ", proof->why);
     at += n > 0 ? (size_t)n : 0;
   }
 }

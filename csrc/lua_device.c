@@ -98,7 +98,7 @@ static int link_between(lua_State *L) {
 /* attention_way(k): how attention of the halves runs on cuda:k; "": none has run. */
 static int attention_way(lua_State *L) {
   int k = (int)luaL_checkinteger(L, 1);
-  char text[600] = "";
+  char text[1600] = "";
   if (k < 0 || k >= orr_device_cudas())
     return orr_lua_error(L, "attention_way(%d): %d CUDA devices are visible", k,
                          orr_device_cudas());
