@@ -37,14 +37,14 @@ static orr_capture *record_at(lua_State *L, int index) {
   return *c;
 }
 
-/* capture_start(pools): a record, being made. */
+/* capture_start(pools or nil): a record, being made. */
 static int start(lua_State *L) {
-  orr_pools **p = luaL_checkudata(L, 1, POOLS);
+  orr_pools **p = lua_isnil(L, 1) ? NULL : luaL_checkudata(L, 1, POOLS);
   orr_capture **c = lua_newuserdata(L, sizeof *c);
   *c = NULL;
   luaL_setmetatable(L, RECORD);
   orr_lua_enter(L);
-  orr_lua_try(L, orr_capture_start(*p, c));
+  orr_lua_try(L, orr_capture_start(p ? *p : NULL, c));
   return 1;
 }
 
@@ -96,6 +96,24 @@ static int escaped(lua_State *L) {
 /* capture_made(record, tensor). */
 static int made(lua_State *L) {
   lua_pushboolean(L, orr_capture_made(record_at(L, 1), orr_lua_check(L, 2)));
+  return 1;
+}
+
+/* capture_wrote(record, tensor). */
+static int wrote(lua_State *L) {
+  lua_pushboolean(L, orr_capture_wrote(record_at(L, 1), orr_lua_check(L, 2)));
+  return 1;
+}
+
+/* capture_forget(record): leaves that the step made and nobody keeps. */
+static int forget(lua_State *L) {
+  orr_capture_forget(record_at(L, 1));
+  return 0;
+}
+
+/* capture_held(slot): whether somebody else holds a tensor in its memory. */
+static int held(lua_State *L) {
+  lua_pushboolean(L, orr_lua_check(L, 1)->storage->rc > 1);
   return 1;
 }
 
@@ -163,12 +181,32 @@ static int same_form(lua_State *L) {
   return 1;
 }
 
-static orr_status copy_into(orr_tensor *y, orr_tensor *t) {
+static orr_status copy_call(orr_tensor *y, orr_tensor *t) {
   orr_tensor *in[2] = {y, t}, *out;
   bool was = orr_set_grad_mode(false);
   orr_status status = orr_dispatch(&orr_op_copy_, in, 2, NULL, true, &out);
   orr_set_grad_mode(was);
   if (!status) orr_tensor_free(out);
+  return status;
+}
+
+static orr_status copy_shard(orr_tensor *y, orr_tensor *t, int rank) {
+  orr_tensor *to, *from;
+  ORR_TRY(orr_tensor_shard(y, rank, &to));
+  orr_status status = orr_tensor_shard(t, rank, &from);
+  if (!status) {
+    status = copy_call(to, from);
+    orr_tensor_free(from);
+  }
+  orr_tensor_free(to);
+  return status;
+}
+
+/* Parts of a sum stay what they are, so that what is made of them is the same to the bit. */
+static orr_status copy_into(orr_tensor *y, orr_tensor *t) {
+  orr_status status = ORR_OK;
+  if (!orr_layout_is_partial(t->layout)) return copy_call(y, t);
+  for (int r = 0; r < t->n && !status; r++) status = copy_shard(y, t, r);
   return status;
 }
 
@@ -181,6 +219,16 @@ static int slot(lua_State *L) {
   if (status) orr_tensor_free(y);
   orr_lua_try(L, status);
   y->is_batch = t->is_batch;
+  orr_lua_push(L, y);
+  return 1;
+}
+
+/* capture_alias(slot): the same under another name. */
+static int alias(lua_State *L) {
+  orr_tensor *t = orr_lua_check(L, 1), *y;
+  orr_lua_try(L, orr_tensor_alias(t, &y));
+  y->is_batch = t->is_batch;
+  y->is_view = false;
   orr_lua_push(L, y);
   return 1;
 }
@@ -199,8 +247,10 @@ static int modes(lua_State *L) {
   const char *seen = orr_tracing()            ? "parallel.trace is on"
                      : orr_anomaly_watching() ? "orrery.anomaly is on"
                      : orr_recording()        ? "its calls are recorded for a plan"
-                     : orr_capturing()        ? "it runs within another captured step"
-                                              : NULL;
+                     : orr_holding()          ? "it runs within orrery.accumulate"
+                     : orr_capturing() || orr_capture_in_part()
+                         ? "it runs within another captured step"
+                         : NULL;
   if (seen) {
     lua_pushnil(L);
     lua_pushstring(L, seen);
@@ -235,6 +285,9 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_differs", differs},
                                        {"capture_escaped", escaped},
                                        {"capture_made", made},
+                                       {"capture_wrote", wrote},
+                                       {"capture_forget", forget},
+                                       {"capture_held", held},
                                        {"capture_host", host},
                                        {"capture_host_end", host_end},
                                        {"capture_prepare", prepare},
@@ -246,6 +299,7 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_leave", leave},
                                        {"capture_same_form", same_form},
                                        {"capture_slot", slot},
+                                       {"capture_alias", alias},
                                        {"capture_fill", fill},
                                        {"capture_modes", modes},
                                        {"capture_graph_waits", graph_waits},

@@ -14,6 +14,7 @@
 
 static int get_field(lua_State *L, orr_tensor *t, const char *name) {
   if (strcmp(name, "grad") == 0) {
+    if (!t->node) orr_capture_leaf(t, false);
     if (t->grad) orr_lua_push(L, orr_tensor_ref(t->grad));
     else lua_pushnil(L);
   } else if (strcmp(name, "requires_grad") == 0) {

@@ -102,7 +102,7 @@ orr_status orr_capture_work(const orr_work *w) {
   ORR_TRY(orr_work_copy(w, &a->work));
   if (orr_where_hook && !w->source) orr_where_hook(&a->work->source, &a->work->line);
   if (a->work->source) a->work->source = kept_name(a->work->source);
-  a->step = c->steps;
+  a->fed = c->in_step;
   if (w->op->flags & ORR_OP_KEYED)
     a->call = w->args.i[3] - (int64_t)c->first.stream[w->args.i[1]].call;
   for (int k = 0; k < a->n_sources; k++)
@@ -119,6 +119,7 @@ static orr_status capture_collective(const orr_collective *from) {
   for (int k = 0; k < from->n_dst; k++)
     ORR_TRY(read_buffer(c, from->dst[k].buffer, &a->source[from->n_src + k]));
   ORR_TRY(orr_collective_copy(from, &a->collective));
+  a->fed = c->in_step;
   for (int k = 0; k < from->n_dst; k++) write_buffer(c, from->dst[k].buffer);
   return ORR_OK;
 }
@@ -148,8 +149,14 @@ void orr_capture_leaf(orr_tensor *leaf, bool drops) {
     orr_capture_refuse("there is no memory to record it");
     return;
   }
-  c->leaf[c->n_leaves++] =
-      (orr_leaf){.leaf = orr_tensor_ref(leaf), .had = leaf->grad != NULL, .drops = drops};
+  orr_leaf *l = &c->leaf[c->n_leaves];
+  *l = (orr_leaf){.leaf = leaf, .drops = drops, .wants = leaf->requires_grad};
+  if (leaf->grad && !drops && orr_tensor_alias(leaf->grad, &l->first)) {
+    orr_capture_refuse("there is no memory to record it");
+    return;
+  }
+  orr_tensor_ref(leaf);
+  c->n_leaves++;
 }
 
 static void watch(orr_capture *c) {
@@ -171,9 +178,9 @@ orr_status orr_capture_host(orr_capture *c, int kind) {
     h.grad[k] = g ? orr_tensor_ref(g) : NULL;
   }
   h.at = orr_random_get();
+  h.first_step = c->n_steps;
   c->host[c->n_hosts++] = h;
   c->in_host = true;
-  c->steps = 0;
   if (kind == ORR_HOST_ASIDE) watch(NULL);
   return ORR_OK;
 }
@@ -181,12 +188,31 @@ orr_status orr_capture_host(orr_capture *c, int kind) {
 void orr_capture_host_end(orr_capture *c) {
   watch(c);
   c->host[c->n_hosts - 1].last = c->n;
-  c->in_host = false;
-  c->steps = 0;
+  c->host[c->n_hosts - 1].last_step = c->n_steps;
+  c->in_host = c->in_step = false;
 }
 
-void orr_capture_optim(void) {
-  if (now && now->in_host) now->steps++;
+orr_status orr_capture_optim(const orr_op *op, const orr_optim_lists *lists,
+                             const orr_args *args) {
+  orr_capture *c = now;
+  if (!c || !c->in_host) return ORR_OK;
+  ORR_TRY(orr_capture_grow((void **)&c->step, c->n_steps, &c->step_room, sizeof *c->step));
+  int n = lists->n * (2 + lists->n_states);
+  orr_fed_step *s = &c->step[c->n_steps];
+  *s = (orr_fed_step){.op = op, .args = *args, .n = n, .first = c->n};
+  s->list = malloc((size_t)n * sizeof(orr_tensor *) + 1);
+  if (!s->list) return orr_fail(ORR_EMEM, "out of host memory for a captured step");
+  for (int k = 0; k < n; k++) s->list[k] = orr_tensor_ref(orr_capture_listed(lists, k));
+  c->n_steps++;
+  c->in_step = true;
+  return ORR_OK;
+}
+
+void orr_capture_optim_end(void) {
+  orr_capture *c = now;
+  if (!c || !c->in_step) return;
+  c->step[c->n_steps - 1].last = c->n;
+  c->in_step = false;
 }
 
 /* ---- its life ---- */
@@ -248,6 +274,12 @@ const char *orr_capture_why(const orr_capture *c) { return c->why; }
 
 int orr_capture_count(const orr_capture *c) { return c->n; }
 
+static void free_leaf(const orr_leaf *l) {
+  if (l->grad) orr_tensor_free(l->grad);
+  if (l->first) orr_tensor_free(l->first);
+  orr_tensor_free(l->leaf);
+}
+
 static void free_tensors(orr_tensor **list, int n) {
   for (int k = 0; k < n; k++)
     if (list[k]) orr_tensor_free(list[k]);
@@ -265,11 +297,9 @@ void orr_capture_free(orr_capture *take_c) {
     free(c->action[k].source);
   }
   for (int k = 0; k < c->n_found; k++) orr_buffer_unpin(c->found[k]);
-  for (int k = 0; k < c->n_leaves; k++) {
-    if (c->leaf[k].grad) orr_tensor_free(c->leaf[k].grad);
-    orr_tensor_free(c->leaf[k].leaf);
-  }
+  for (int k = 0; k < c->n_leaves; k++) free_leaf(&c->leaf[k]);
   for (int k = 0; k < c->n_hosts; k++) free_tensors(c->host[k].grad, c->host[k].n_grads);
+  for (int k = 0; k < c->n_steps; k++) free_tensors(c->step[k].list, c->step[k].n);
   free_tensors(c->written, c->n_written);
   for (int k = 0; k < 2; k++) free(c->end[k]);
   free(c->queue);
@@ -277,6 +307,7 @@ void orr_capture_free(orr_capture *take_c) {
   free(c->found);
   free(c->leaf);
   free(c->host);
+  free(c->step);
   free(c);
 }
 
@@ -307,7 +338,7 @@ static bool same_numbers(const double *a, const double *b, int n) {
 /* Numbers that a replay sets anew may differ: a random key, what is fed. */
 static bool same_args(const orr_action *x, const orr_action *y) {
   const orr_args *p = &x->work->args, *q = &y->work->args;
-  bool keyed = x->work->op->flags & ORR_OP_KEYED, fed = x->step && x->step == y->step;
+  bool keyed = x->work->op->flags & ORR_OP_KEYED, fed = x->fed && y->fed;
   int from = keyed ? 4 : 0;
   if (!x->work->has_args || !y->work->has_args) return x->work->has_args == y->work->has_args;
   if (keyed && (x->call != y->call || p->i[1] != q->i[1])) return false;
@@ -366,6 +397,28 @@ static bool same_action(const orr_capture *a, const orr_capture *b, int k) {
   return x->work ? same_work(x, y) : same_collective(x, y);
 }
 
+static bool same_leaves(const orr_capture *a, const orr_capture *b) {
+  if (a->n_leaves != b->n_leaves) return false;
+  for (int k = 0; k < a->n_leaves; k++) {
+    const orr_leaf *l = &a->leaf[k], *m = &b->leaf[k];
+    if (l->leaf != m->leaf || l->drops != m->drops || l->wants != m->wants ||
+        !l->first != !m->first || !l->grad != !m->grad)
+      return false;
+  }
+  return true;
+}
+
+static bool same_hosts(const orr_capture *a, const orr_capture *b) {
+  if (a->n_hosts != b->n_hosts || a->n_steps != b->n_steps) return false;
+  for (int k = 0; k < a->n_hosts; k++) {
+    const orr_host_part *g = &a->host[k], *h = &b->host[k];
+    if (g->kind != h->kind || g->first != h->first || g->last != h->last ||
+        g->last_step != h->last_step)
+      return false;
+  }
+  return true;
+}
+
 bool orr_capture_differs(const orr_capture *a, const orr_capture *b, char *buf, size_t size) {
   char where[300];
   int n = a->n < b->n ? a->n : b->n;
@@ -376,14 +429,41 @@ bool orr_capture_differs(const orr_capture *a, const orr_capture *b, char *buf, 
              where);
     return true;
   }
-  snprintf(buf, size, "the step ran %d calls, and %d in the step before", b->n, a->n);
-  return a->n != b->n || a->n_hosts != b->n_hosts || a->n_leaves != b->n_leaves;
+  if (a->n == b->n)
+    snprintf(buf, size,
+             "gradients or optimizer steps are not what they were in the step before");
+  else snprintf(buf, size, "the step ran %d calls, and %d in the step before", b->n, a->n);
+  return a->n != b->n || !same_hosts(a, b) || !same_leaves(a, b);
 }
 
 /* ---- what left the step ---- */
 
 bool orr_capture_made(const orr_capture *c, const orr_tensor *t) {
   return orr_tensor_buffer(t, 0)->made >> 32 == c->number;
+}
+
+bool orr_capture_wrote(const orr_capture *c, const orr_tensor *t) {
+  for (int k = 0; k < c->n_written; k++)
+    if (c->written[k]->storage == t->storage) return true;
+  return false;
+}
+
+static void drop_leaf(orr_capture *c, int k) {
+  size_t after = (size_t)(--c->n_leaves - k);
+  free_leaf(&c->leaf[k]);
+  memmove(&c->leaf[k], &c->leaf[k + 1], after * sizeof c->leaf[0]);
+  for (int h = 0; h < c->n_hosts; h++) {
+    orr_host_part *p = &c->host[h];
+    if (k >= p->n_grads) continue;
+    if (p->grad[k]) orr_tensor_free(p->grad[k]);
+    after = (size_t)(--p->n_grads - k);
+    memmove(&p->grad[k], &p->grad[k + 1], after * sizeof p->grad[0]);
+  }
+}
+
+void orr_capture_forget(orr_capture *c) {
+  for (int k = c->n_leaves - 1; k >= 0; k--)
+    if (c->leaf[k].leaf->rc == 1) drop_leaf(c, k);
 }
 
 static bool holds(const orr_tensor *t, const orr_buffer *b) {

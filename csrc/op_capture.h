@@ -5,9 +5,9 @@
  * pins the memory that the step did not make; what it makes comes from pools that nobody else
  * uses, so that the same memory serves again. Two recordings that are the same say that a step
  * repeats itself (orr_capture_differs). What depends on the script's numbers stands in a host
- * part: the script runs that again, and either its actions only get new numbers (a feed: an
- * optimizer's rate and step count), or they are left to the script (an aside: clipping by a
- * norm that the host looks at).
+ * part: the script runs that again. Its actions are then the script's (an aside: clipping by a
+ * norm that the host looks at), except that steps of an optimizer over the same lists are
+ * replayed with the new numbers (a feed: rate and step count).
  *
  * Invariant: one recording at a time; while none is made, dispatch pays one test. Replaying
  * pushes what the step pushed, in its order, so buffers' events order it as ever.
@@ -17,6 +17,7 @@
 #define ORR_OP_CAPTURE_H
 
 #include "comm.h"
+#include "op_optim.h"
 #include "orrery_int.h"
 #include "random_state.h"
 
@@ -25,15 +26,17 @@ typedef struct orr_capture orr_capture;
 enum { ORR_HOST_FEED, ORR_HOST_ASIDE };
 
 bool orr_capturing(void);
+bool orr_capture_in_part(void); /* a host part of a replay runs */
 /* op_run.c: w is about to run. */
 orr_status orr_capture_work(const orr_work *w);
 /* What the step did cannot be repeated: the first reason stays, with the line in hand. */
 void orr_capture_refuse(const char *format, ...) ORR_PRINTF(1, 2);
-/* tape_backward.c, the binding: the gradient of a leaf is about to be set; drops: to another,
- * without a look at the one it has. */
+/* tape_backward.c, the binding: the gradient of a leaf is about to be read or set; drops: set
+ * to another, without a look at the one it has. */
 void orr_capture_leaf(orr_tensor *leaf, bool drops);
 
-/* Begins a recording whose memory comes from `pools`, which must outlive it. */
+/* Begins a recording whose memory comes from `pools`, which must outlive it; NULL: from
+ * where it always does, for a look at what the step does. */
 orr_status orr_capture_start(orr_pools *pools, orr_capture **out);
 orr_status orr_capture_stop(orr_capture *c);
 void orr_capture_free(orr_capture *take_c);
@@ -41,8 +44,11 @@ void orr_capture_free(orr_capture *take_c);
 const char *orr_capture_why(const orr_capture *c);
 /* Whether two recordings are of one step; else buf says what differs. */
 bool orr_capture_differs(const orr_capture *a, const orr_capture *b, char *buf, size_t size);
-/* Whether the recording made t's memory. */
+/* Whether the recording made t's memory; whether it wrote into it, where it found it. */
 bool orr_capture_made(const orr_capture *c, const orr_tensor *t);
+bool orr_capture_wrote(const orr_capture *c, const orr_tensor *t);
+/* Drops leaves that the step made and nobody else holds. Collect garbage first. */
+void orr_capture_forget(orr_capture *c);
 /* Whether somebody still holds a tensor that the recording made, apart from gradients of
  * leaves and the tensors `keep`; then buf names the op. Collect garbage first. */
 bool orr_capture_escaped(const orr_capture *c, orr_tensor *const *keep, int n, char *buf,
@@ -52,13 +58,16 @@ bool orr_capture_escaped(const orr_capture *c, orr_tensor *const *keep, int n, c
 orr_status orr_capture_host(orr_capture *c, int kind);
 void orr_capture_host_end(orr_capture *c);
 
-/* op_optim.c: a step of an optimizer begins. */
-void orr_capture_optim(void);
-/* Whether an optimizer only hands over its numbers; then orr_capture_feed takes them. */
-bool orr_capture_feeding(void);
-void orr_capture_feed(const orr_op *op, const orr_args *args);
+/* op_optim.c: a step of an optimizer begins; and has ended. */
+orr_status orr_capture_optim(const orr_op *op, const orr_optim_lists *lists,
+                             const orr_args *args);
+void orr_capture_optim_end(void);
+/* Whether a replay has this step of an optimizer: then it gets the numbers, and is pushed. */
+bool orr_capture_feed(const orr_op *op, const orr_optim_lists *lists, const orr_args *args,
+                      orr_status *status);
 
-/* Whether leaves have gradients, or none, as when the recording began; else buf says which. */
+/* Whether leaves have the gradients, or none, as when the recording began, and want them; else
+ * buf says which. */
 bool orr_capture_fits(const orr_capture *c, char *buf, size_t size);
 /* Runs the actions before host part k (past the last: all that are left) that have not run. */
 orr_status orr_capture_replay(orr_capture *c, int k);

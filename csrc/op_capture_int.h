@@ -16,21 +16,32 @@ typedef struct orr_action {
   orr_collective *collective; /* owned */
   uint64_t *source; /* owned: of every buffer it touches, its `made`; 0: it was found */
   int n_sources;
-  int step;     /* in a host part: of which of its optimizer steps, from 1 */
+  bool fed;     /* a part of an optimizer's step in a host part: it gets new numbers */
   int64_t call; /* of random numbers: draws of their stream since the step began */
 } orr_action;
 
 typedef struct orr_leaf {
   orr_tensor *leaf, *grad; /* owned; grad: at the end */
-  bool had;                /* a gradient when the recording began */
-  bool drops;              /* that one, whether it is there or not */
+  orr_tensor *first; /* owned alias of its gradient when the recording began; NULL: none */
+  bool drops;        /* that one, whether it is there or not */
+  bool wants;        /* a gradient */
 } orr_leaf;
+
+/* An optimizer's step in a host part. */
+typedef struct orr_fed_step {
+  const struct orr_op *op;
+  orr_args args;
+  orr_tensor **list; /* owned: parameters, gradients, states */
+  int n;
+  int first, last; /* its actions */
+} orr_fed_step;
 
 typedef struct orr_host_part {
   int kind, first, last; /* its actions [first, last) */
   orr_tensor **grad;     /* owned: of the leaves known at its beginning, NULL where absent */
   int n_grads;
-  orr_random_state at; /* random numbers at its beginning */
+  orr_random_state at;       /* random numbers at its beginning */
+  int first_step, last_step; /* its optimizer steps [first, last) */
 } orr_host_part;
 
 /* Actions [first, last) at once. */
@@ -53,8 +64,9 @@ struct orr_capture {
   int n_leaves, leaf_room;
   orr_host_part *host;
   int n_hosts, host_room;
-  int steps; /* optimizer steps since the host part began */
-  bool in_host;
+  orr_fed_step *step;
+  int n_steps, step_room;
+  bool in_host, in_step;
   orr_random_state first, last; /* random numbers at both ends */
   char why[400];
   struct orr_queue **queue; /* that it pushes to */
@@ -66,8 +78,16 @@ struct orr_capture {
   /* while it is replayed */
   int at; /* the next unit */
   int entered;
+  int next; /* optimizer step of the host part */
   orr_random_state base;
 };
+
+/* Number k of what an optimizer's step is given: parameters, gradients, states. */
+static inline orr_tensor *orr_capture_listed(const orr_optim_lists *lists, int k) {
+  int of = k / lists->n, at = k % lists->n;
+  if (of < 2) return of ? lists->grad[at] : lists->param[at];
+  return lists->state[of - 2][at];
+}
 
 /* op_replay.c */
 void orr_capture_drop_units(orr_capture *c);

@@ -283,16 +283,14 @@ static orr_status step_slices(step *s) {
 static orr_status run_step(const orr_op *op, const orr_optim_lists *lists,
                            const orr_args *args) {
   step s = {.op = op, .lists = lists, .args = *args};
-  if (orr_capture_feeding()) {
-    orr_capture_feed(op, args);
-    return ORR_OK;
-  }
-  orr_capture_optim();
+  orr_status status;
+  if (orr_capture_feed(op, lists, args, &status)) return status;
+  ORR_TRY(orr_capture_optim(op, lists, args));
   bool was = orr_set_grad_mode(false), sliced = false;
   for (int k = 0; k < lists->n; k++) sliced = sliced || lists->param[k]->state_layout;
-  orr_status status =
-      sliced ? step_slices(&s) : each_group(lists->param, lists->n, false, step_group, &s);
+  status = sliced ? step_slices(&s) : each_group(lists->param, lists->n, false, step_group, &s);
   orr_set_grad_mode(was);
+  orr_capture_optim_end();
   return status;
 }
 

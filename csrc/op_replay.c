@@ -13,21 +13,9 @@
 #include "op.h"
 #include "op_capture_int.h"
 
-static orr_capture *fed; /* whose host part is a feed, and runs */
+static orr_capture *fed; /* whose host part runs */
 
-/* ---- numbers of an optimizer ---- */
-
-bool orr_capture_feeding(void) { return fed != NULL; }
-
-void orr_capture_feed(const orr_op *op, const orr_args *args) {
-  const orr_host_part *h = &fed->host[fed->entered];
-  fed->steps++;
-  for (int k = h->first; k < h->last; k++) {
-    orr_action *a = &fed->action[k];
-    if (a->work && a->work->op == op && a->step == fed->steps)
-      memcpy(a->work->args.f, args->f, sizeof args->f);
-  }
-}
+bool orr_capture_in_part(void) { return fed != NULL; }
 
 /* ---- state of the script's side ---- */
 
@@ -45,13 +33,29 @@ static void set_random(const orr_capture *c, const orr_random_state *at) {
   orr_random_set(&s);
 }
 
+static bool same_memory(const orr_tensor *a, const orr_tensor *b) {
+  return a->storage == b->storage && a->buffer0 == b->buffer0 &&
+         a->shard[0].offset == b->shard[0].offset &&
+         memcmp(a->shard[0].stride, b->shard[0].stride,
+                (size_t)a->meta.ndim * sizeof a->shard[0].stride[0]) == 0;
+}
+
+static const char *unlike(const orr_leaf *l) {
+  const orr_tensor *grad = l->leaf->grad;
+  if (l->wants != l->leaf->requires_grad) return l->wants ? "is not wanted" : "is wanted";
+  if (l->drops) return NULL;
+  if (!grad != !l->first) return grad ? "is there" : "is not there";
+  return grad && !same_memory(grad, l->first) ? "is another tensor" : NULL;
+}
+
 bool orr_capture_fits(const orr_capture *c, char *buf, size_t size) {
   char text[300];
   for (int k = 0; k < c->n_leaves; k++) {
     const orr_leaf *l = &c->leaf[k];
-    if (l->drops || l->had == (l->leaf->grad != NULL)) continue;
+    const char *what = unlike(l);
+    if (!what) continue;
     snprintf(buf, size, "the gradient of a parameter %s %s, unlike when the step was recorded",
-             orr_tensor_text(l->leaf, text, sizeof text), l->had ? "is not there" : "is there");
+             orr_tensor_text(l->leaf, text, sizeof text), what);
     return false;
   }
   return true;
@@ -108,7 +112,7 @@ static orr_status explain(const orr_action *a, orr_status status) {
 
 /* A call that is fed gets new numbers while older replays wait in the queues. */
 static bool joins(const orr_action *a) {
-  return a->work && !a->step && orr_block_takes(a->work);
+  return a->work && !a->fed && orr_block_takes(a->work);
 }
 
 static bool begins_host(const orr_capture *c, int k) {
@@ -162,6 +166,44 @@ static orr_status run_unit(const orr_capture *c, const orr_unit *u) {
   return status ? explain(a, status) : ORR_OK;
 }
 
+/* ---- numbers of an optimizer ---- */
+
+/* Momentum that is switched on, or a parameter that is left out, is another step. */
+static bool is_same_step(const orr_fed_step *s, const orr_op *op, const orr_optim_lists *lists,
+                         const orr_args *args) {
+  if (s->op != op || s->n != lists->n * (2 + lists->n_states) ||
+      memcmp(s->args.i, args->i, sizeof args->i) != 0)
+    return false;
+  for (int k = 0; k < s->n; k++)
+    if (s->list[k] != orr_capture_listed(lists, k)) return false;
+  return true;
+}
+
+static int unit_of(const orr_capture *c, int action) {
+  int k = 0;
+  while (k < c->n_units && c->unit[k].first < action) k++;
+  return k;
+}
+
+bool orr_capture_feed(const orr_op *op, const orr_optim_lists *lists, const orr_args *args,
+                      orr_status *status) {
+  orr_capture *c = fed;
+  if (!c || c->next >= c->host[c->entered].last_step) return false;
+  const orr_fed_step *s = &c->step[c->next++];
+  if (!is_same_step(s, op, lists, args)) return false;
+  *status = ORR_OK;
+  for (int k = s->first; k < s->last; k++) {
+    orr_work *w = c->action[k].work;
+    if (w && w->op == op) memcpy(w->args.f, args->f, sizeof args->f);
+  }
+  for (int k = unit_of(c, s->first); k < c->n_units && c->unit[k].first < s->last && !*status;
+       k++)
+    *status = run_unit(c, &c->unit[k]);
+  return true;
+}
+
+/* ---- the step ---- */
+
 orr_status orr_capture_replay(orr_capture *c, int k) {
   int end = k < c->n_hosts ? c->host[k].first : c->n;
   while (c->at < c->n_units && c->unit[c->at].first < end) {
@@ -176,8 +218,12 @@ void orr_capture_enter(orr_capture *c, int k) {
   for (int i = 0; i < h->n_grads; i++) set_grad(c->leaf[i].leaf, h->grad[i]);
   set_random(c, &h->at);
   c->entered = k;
-  c->steps = 0;
-  if (h->kind == ORR_HOST_FEED) fed = c;
+  c->next = h->first_step;
+  fed = c;
 }
 
-void orr_capture_leave(void) { fed = NULL; }
+/* What the script did in the part is done. */
+void orr_capture_leave(void) {
+  fed->at = unit_of(fed, fed->host[fed->entered].last);
+  fed = NULL;
+}

@@ -61,6 +61,32 @@ describe("autocast", function()
     end)
   end
 
+  it("belongs to the micro-batch in which it was begun, where a pipeline changes between them", function()
+    local losses = {}
+    local plans = { "data<0; micro=4>", "model<0,1; micro=4>", "model<0,1; micro=4, schedule=1f1b>" }
+    for k, plan in ipairs(plans) do
+      orrery.manual_seed(3)
+      local net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+      local seen = {}
+      local forward = net.forward
+      function net.forward(self, x)
+        seen[#seen + 1] = tostring(core.autocast())
+        return orrery.amp.autocast("bf16", forward, self, x)
+      end
+      plan = parallel(plan)
+      plan(net)
+      local loss = plan:step(net, function(y)
+        seen[#seen + 1] = tostring(core.autocast())
+        return y:to("f32"):square():sum()
+      end, orrery.randn(8, 8))
+      for _, mode in ipairs(seen) do assert.equal("nil", mode) end
+      assert.is_nil(core.autocast())
+      losses[k] = loss:item()
+    end
+    assert.equal(losses[1], losses[2])
+    assert.equal(losses[1], losses[3])
+  end)
+
   it("ends with the function, also when that fails", function()
     behave.raises(function() amp.autocast("bf16", function() error("inner", 0) end) end, "inner")
     assert.is_nil(core.autocast())

@@ -92,6 +92,21 @@ describe("a master", function()
     behave.near({ 1 + 2 ^ -9, 4 + 2 ^ -10 }, opt:state().slots.master[1], 0)
   end)
 
+  it("stays where a step is skipped", function()
+    local p = parameter("f16", { 1, 2 })
+    local opt, scaler = optim.Adam({ p }, { lr = 1e-4 }), orrery.amp.Scaler { scale = 4 }
+    local function step(g)
+      set_grad(p, g)
+      scaler:step(opt)
+      scaler:update()
+      return opt:state().slots
+    end
+    local before = step { 1, 1 }
+    local after = step { 1, math.huge }
+    for slot, list in pairs(before) do assert.same(list[1]:totable(), after[slot][1]:totable(), slot) end
+    assert.not_same(before.master[1]:totable(), step({ 1, 1 }).master[1]:totable())
+  end)
+
   it("is saved and loaded, in either order with the parameters, bit for bit", function()
     local function run(resume)
       local p = parameter("bf16", { 1, 2, 3 })

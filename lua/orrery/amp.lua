@@ -54,13 +54,16 @@ function amp.Scaler(options)
   return self
 end
 
+local function hand_over(self) self.cell:fill_(self.factor) end
+
 --- The loss times the scale; call backward on it.
 ---@param loss orrery.Tensor
 ---@return orrery.Tensor
 function Scaler:scale(loss)
   check.tensor("Scaler:scale", "the loss", loss)
-  if host.recorder then return loss * self.cell end
-  return self.factor == 1 and loss or loss * self.factor
+  if not host.recorder then return self.factor == 1 and loss or loss * self.factor end
+  host.run("aside", hand_over, self)
+  return loss * self.cell
 end
 
 local function gradients(opt)
@@ -114,7 +117,6 @@ local function update(self)
     end
   end
   self.found, self.unscaled = false, {}
-  self.cell:fill_(self.factor)
   return self.factor
 end
 

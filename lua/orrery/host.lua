@@ -1,7 +1,7 @@
 -- Work of a step that the script does beside its tensors, and that a captured step must do again.
 -- Invariant: outside of a recording `run` is a plain call.
--- To add such work: wrap it in host.run where it is written. "feed": all that reaches devices is
--- optimizer steps, of which a replay takes the numbers; "aside": anything else, done anew.
+-- To add such work: wrap it in host.run where it is written. Either kind is done anew. "feed": steps of
+-- an optimizer over the same lists are replayed with the new numbers; "aside": its calls are not recorded.
 local host = { recorder = nil }
 
 --- f(...), kept by the recording that is made, if one is.

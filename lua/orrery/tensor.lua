@@ -3,6 +3,7 @@
 -- they are. To add a method: a function in `methods`; a function of the module: in `functions`.
 local core = require "orrery.core"
 local check = require "orrery.check"
+local moved = require "orrery.moved"
 
 local unpack = table.unpack or unpack
 local methods, functions = {}, {}
@@ -73,7 +74,13 @@ function methods.register_hook(x, f)
     local changed = before and before(g) or g
     return active and f(changed) or changed
   end)
-  return { remove = function() active = false end }
+  if x.is_leaf then moved.changed() end
+  return {
+    remove = function()
+      active = false
+      if x.is_leaf then moved.changed() end
+    end,
+  }
 end
 
 -- ---- shapes ----

@@ -369,6 +369,7 @@ function Module:register_forward_hook(f)
   local entry = { call = f }
   hooks[#hooks + 1] = entry
   rawset(self, "_hooks", hooks)
+  moved.changed()
   return {
     remove = function()
       local rest = {}
@@ -376,6 +377,7 @@ function Module:register_forward_hook(f)
         if other ~= entry then rest[#rest + 1] = other end
       end
       rawset(self, "_hooks", #rest > 0 and rest)
+      moved.changed()
     end,
   }
 end

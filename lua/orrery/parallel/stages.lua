@@ -131,13 +131,16 @@ end
 ---@param f fun(): any
 function stages.forward(f)
   local run = { stage = 1 }
+  local autocast = core.autocast() -- the pass's own: it may be inside of amp.autocast where it yields
   local thread = coroutine.create(function() run.result = f() end)
   function run.resume(self)
     local outer = running
     running = self
     core.mark(self.stage, self.micro)
     core.set_resumer(true)
+    local callers = core.set_autocast(autocast)
     local ok, message = coroutine.resume(thread)
+    autocast = core.set_autocast(callers)
     core.set_resumer(false)
     running = outer
     core.set_stage(nil)
