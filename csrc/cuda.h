@@ -132,6 +132,12 @@ typedef struct orr_cuda_queue {
   orr_cuda_failure failure;
 } orr_cuda_queue;
 
+/* cuDNN's attention of one kind on one device. */
+typedef struct orr_cuda_proof {
+  enum { ORR_CUDA_UNTRIED, ORR_CUDA_PROVED, ORR_CUDA_REFUTED } state;
+  char why[120]; /* it is not used */
+} orr_cuda_proof;
+
 /* One logical device. */
 typedef struct orr_cuda_device {
   int k; /* cuda:k */
@@ -141,6 +147,8 @@ typedef struct orr_cuda_device {
   orr_cuda_queue *copy;       /* the copy queue, of whoever holds the mutex; NULL until used */
   struct orr_cuda_blas *blas; /* NULL until used */
   struct orr_cuda_dnn *dnn;
+  orr_cuda_proof attention[2][2]
+                          [2]; /* bf16, f16; all keys, causal; sums in any order, in one */
 } orr_cuda_device;
 
 extern struct orr_cuda_machine {
@@ -270,7 +278,7 @@ orr_status orr_cuda_run(const orr_work *work, int shard);
 extern const orr_kernels orr_kernels_cuda;
 #define ORR_KERNEL(result, name, parameters) result orr_cuda_##name parameters;
 #include "kernel_table.def"
-/* kernels/matmul.cu, kernels/conv.cu: what the libraries do not take. */
+/* kernels/matmul.cu, kernels/conv.cu, kernels/attention.cu: what the libraries do not take. */
 orr_status orr_cuda_tiled_product(const orr_view *a, const orr_view *b, const orr_view *bias,
                                   const orr_view *c, bool accumulate);
 orr_status orr_cuda_direct_conv2d(const orr_view *x, const orr_view *w, const orr_view *b,
@@ -281,6 +289,8 @@ orr_status orr_cuda_direct_conv2d_back_data(const orr_view *g, const orr_view *w
 orr_status orr_cuda_direct_conv2d_back_weight(const orr_view *x, const orr_view *g,
                                               const orr_window *window, int64_t groups,
                                               const orr_view *gw, const orr_view *gb);
+orr_status orr_cuda_tiled_attention(const orr_k_attention_args *a);
+orr_status orr_cuda_tiled_attention_back(const orr_k_attention_args *a);
 
 /* ---- cuda_table.c ---- */
 
@@ -323,7 +333,7 @@ orr_status orr_cuda_gemm_run(orr_cuda_queue *s, struct orr_cuda_plan *p, const o
                              void *room);
 void orr_cuda_blas_close(orr_cuda_device *d);
 
-/* ---- cuda_dnn.c, cuda_dnn_graph.c ---- */
+/* ---- cuda_dnn.c, cuda_dnn_graph.c, cuda_dnn_plan.c, cuda_dnn_sdpa.c ---- */
 
 typedef enum orr_cuda_conv_kind {
   ORR_CUDA_CONV,       /* y of x, w */
@@ -342,6 +352,24 @@ typedef struct orr_cuda_conv {
   int32_t deterministic, tf32, unused;
 } orr_cuda_conv;
 
+/* Attention, forward or backward, of tensors (N, H, rows, columns) whose columns lie side by
+ * side. A key of plans, as orr_cuda_conv. */
+typedef struct orr_cuda_sdpa {
+  int64_t n, h, queries, keys, d, e;
+  int64_t q[3], k[3], v[3], o[3];    /* strides of N, H, rows */
+  int64_t g[3], gq[3], gk[3], gv[3]; /* backward's; else 0 */
+  int32_t dtype;                     /* f16 or bf16 */
+  int32_t backward, causal, deterministic;
+} orr_cuda_sdpa;
+
+struct orr_cuda_sdpa_plan;
+/* As orr_cuda_conv_find. */
+orr_status orr_cuda_sdpa_find(orr_cuda_device *d, const orr_cuda_sdpa *a,
+                              struct orr_cuda_sdpa_plan **out);
+size_t orr_cuda_sdpa_room(const struct orr_cuda_sdpa_plan *p);
+orr_status orr_cuda_sdpa_run(orr_cuda_queue *s, struct orr_cuda_sdpa_plan *p,
+                             const orr_k_attention_args *a, void *room);
+
 struct orr_cuda_conv_plan;
 /* How cuDNN does it, from the device's cache. *out NULL: it does not. */
 orr_status orr_cuda_conv_find(orr_cuda_device *d, const orr_cuda_conv *c,
@@ -350,6 +378,11 @@ size_t orr_cuda_conv_room(const struct orr_cuda_conv_plan *p);
 orr_status orr_cuda_conv_run(orr_cuda_queue *s, struct orr_cuda_conv_plan *p, const void *x,
                              const void *w, const void *y, void *room);
 void orr_cuda_dnn_close(orr_cuda_device *d);
+
+/* ---- cuda_attention.c ---- */
+
+/* How d's attention in the halves runs, by what is known by now, as a line of text. */
+void orr_cuda_attention_words(int k, char *text, size_t room);
 
 /* ---- cuda_nccl.c ---- */
 

@@ -248,7 +248,8 @@ static const orr_plugin plugin = {.version = ORR_PLUGIN_VERSION,
                                   .link = orr_cuda_link,
                                   .deterministic = deterministic,
                                   .allow_tf32 = allow_tf32,
-                                  .backend = &orr_cuda_backend};
+                                  .backend = &orr_cuda_backend,
+                                  .attention = orr_cuda_attention_words};
 
 #define ORR_CUDA_EXPORT __attribute__((visibility("default")))
 ORR_CUDA_EXPORT const orr_plugin *orrery_cuda_plugin(const orr_host *host);

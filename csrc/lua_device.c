@@ -93,6 +93,18 @@ static int link_between(lua_State *L) {
   return 1;
 }
 
+/* attention_way(k): how attention of the halves runs on cuda:k; "": none has run. */
+static int attention_way(lua_State *L) {
+  int k = (int)luaL_checkinteger(L, 1);
+  char text[1600] = "";
+  if (k < 0 || k >= orr_device_cudas())
+    return orr_lua_error(L, "attention_way(%d): %d CUDA devices are visible", k,
+                         orr_device_cudas());
+  orr_plugin_now()->attention(k, text, sizeof text);
+  lua_pushstring(L, text);
+  return 1;
+}
+
 static int synchronize(lua_State *L) {
   orr_lua_enter(L);
   orr_lua_try(L, orr_synchronize(orr_lua_device(L, 1)));
@@ -292,6 +304,7 @@ int orr_lua_open_device(lua_State *L) {
   static const luaL_Reg functions[] = {{"devices", devices},
                                        {"visible", visible},
                                        {"link", link_between},
+                                       {"attention_way", attention_way},
                                        {"synchronize", synchronize},
                                        {"memory", memory},
                                        {"reset_peak", reset_peak},

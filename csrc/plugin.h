@@ -11,7 +11,7 @@
 
 #include "orrery_int.h"
 
-#define ORR_PLUGIN_VERSION 1
+#define ORR_PLUGIN_VERSION 2
 
 /* The core, as a plug-in sees it. */
 typedef struct orr_host {
@@ -61,6 +61,8 @@ typedef struct orr_plugin {
   void (*deterministic)(bool on);
   void (*allow_tf32)(bool on);
   const orr_backend *backend;
+  /* Which way attention of f16 and bf16 runs on cuda:k, of what has run and is waited for. */
+  void (*attention)(int k, char *text, size_t room);
 } orr_plugin;
 
 /* The one exported symbol, "orrery_cuda_plugin". `host` lives for ever. NULL: host->version is

@@ -268,7 +268,7 @@ static dim3 grid_of(uint32_t rows, uint32_t heads) {
   return dim3((rows + WARPS - 1) / WARPS, heads < 65535 ? heads : 65535);
 }
 
-ORR_EXPORT int orr_cuda_attention(const orr_k_attention_args *given) {
+ORR_EXPORT int orr_cuda_tiled_attention(const orr_k_attention_args *given) {
   if (orr_numel(given->o) == 0 && orr_numel(given->lse) == 0) return 0;
   orr_by_float(given->q->dtype, [&](auto tag) {
     typedef typename decltype(tag)::type E;
@@ -279,7 +279,7 @@ ORR_EXPORT int orr_cuda_attention(const orr_k_attention_args *given) {
   return 0;
 }
 
-ORR_EXPORT int orr_cuda_attention_back(const orr_k_attention_args *given) {
+ORR_EXPORT int orr_cuda_tiled_attention_back(const orr_k_attention_args *given) {
   orr_by_float(given->q->dtype, [&](auto tag) {
     typedef typename decltype(tag)::type E;
     typedef orr_compute<E> C;

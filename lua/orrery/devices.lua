@@ -106,12 +106,29 @@ function functions.allow_tf32(on) return choice("allow_tf32", on) end
 
 local link_words = { same = "same GPU", nvlink = "NVLink", pcie = "PCIe", host = "through the host" }
 
+-- Makes each device choose a way for attention in both halves, and says which.
+local function attention_ways(n)
+  local ways = {}
+  for k = 0, n - 1 do
+    local device = "cuda:" .. k
+    for _, dtype in ipairs { "bf16", "f16" } do
+      local x = core.zeros({ 1, 1, 8, 8 }, { dtype = dtype, device = device })
+      for _, causal in ipairs { false, true } do x:scaled_dot_product_attention(x, x, causal) end
+    end
+    core.synchronize(device)
+    ways[k + 1] = core.attention_way(k)
+  end
+  return ways
+end
+
 --- How each CUDA device reaches each other's memory: a row a device, a column a peer. `measure`: also the
---- bandwidth, by copying. Prints as a table.
+--- bandwidth, by copying, and (`attention`, a text a device) whether cuDNN's attention has proved right
+--- there. Prints as a table.
 ---@param measure? boolean
 ---@return {kind: string, links: integer, bytes_a_second: number?}[][]
 function functions.topology(measure)
   local n, rows = core.visible().cuda, {}
+  local ways = measure and attention_ways(n) or {}
   for a = 1, n do
     rows[a] = {}
     for b = 1, n do rows[a][b] = core.link(a - 1, b - 1, measure or false) end
@@ -128,8 +145,10 @@ function functions.topology(measure)
         lines[a + 1][b + 1] = (link.links > 0 and link.links .. " x " or "") .. link_words[link.kind] .. rate
       end
     end
-    return align(lines)
-  end })
+    local text = { align(lines) }
+    for k, way in ipairs(ways) do text[#text + 1] = ("cuda:%d attention: %s"):format(k - 1, way) end
+    return table.concat(text, "\n")
+  end, __index = { attention = ways } })
 end
 
 local profile_meta = {

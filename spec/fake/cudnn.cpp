@@ -5,28 +5,25 @@
  * it needs; tensors are checked when they run: where they lie, their alignment, that the shapes
  * fit the geometry. Heuristics give an engine of each kind in `engines`, best (worst for us)
  * first: those that round too much give numbers that no tolerance takes.
+ * Graphs of other operations are cudnn_flow.cpp's.
  * To add an operation: its case in `Work::run`. An engine: its row in `engines`.
  */
-#include "include/cudnn.h"
-
 #include <cstring>
-#include <map>
-#include <vector>
 
-#include "device.h"
-#include "number.h"
+#include "cudnn_flow.h"
 
 struct orr_fake_dnn {
   int device;
   cudaStream_t stream;
 };
 
+using namespace orr_fake_dnn_parts;
+
 namespace {
 
 enum { ROOM = 512 };
 
 const char *const a_handle = "a handle of cuDNN";
-const char *const a_part = "a descriptor of cuDNN";
 
 /* What an engine notes of its numbers, and how far off they are. */
 const struct Engine {
@@ -41,65 +38,6 @@ const struct Engine {
     {{CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 0, false},
     {{}, 0, false}};
 enum { ENGINES = sizeof engines / sizeof *engines };
-
-struct Part {
-  cudnnBackendDescriptorType_t type;
-  bool final;
-  int engine;  /* of a configuration or an engine */
-  Part *graph; /* of those */
-  std::map<int, std::vector<char>> attributes;
-  template <typename T>
-  std::vector<T> list(int name) const {
-    auto found = attributes.find(name);
-    if (found == attributes.end()) return {};
-    const T *p = (const T *)found->second.data();
-    return std::vector<T>(p, p + found->second.size() / sizeof(T));
-  }
-  template <typename T>
-  T one(int name) const {
-    std::vector<T> all = list<T>(name);
-    return all.empty() ? T() : all[0];
-  }
-};
-
-size_t size_of(cudnnBackendAttributeType_t type) {
-  switch (type) {
-    case CUDNN_TYPE_INT64:
-    case CUDNN_TYPE_HANDLE:
-    case CUDNN_TYPE_VOID_PTR:
-    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
-    default: return 4;
-  }
-}
-
-struct Tensor {
-  orr_fake_type type;
-  std::vector<int64_t> dims, strides;
-  char *data;
-  int64_t alignment;
-  bool tf32;
-  double get(int64_t a, int64_t b, int64_t c, int64_t d) const {
-    int64_t at = a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
-    double x = orr_fake_get(data, type, at);
-    return tf32 && type == FAKE_F32 ? orr_fake_tf32(x) : x;
-  }
-  size_t bytes() const {
-    int64_t last = 0;
-    for (size_t k = 0; k < 4; k++) last += (dims[k] - 1) * strides[k];
-    return (size_t)(last + 1) * orr_fake_size(type);
-  }
-  void put(int64_t a, int64_t b, int64_t c, int64_t d, double x) const {
-    orr_fake_put(data, type, a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3],
-                 x);
-  }
-};
-
-orr_fake_type type_of(cudnnDataType_t t) {
-  return t == CUDNN_DATA_DOUBLE     ? FAKE_F64
-         : t == CUDNN_DATA_HALF     ? FAKE_F16
-         : t == CUDNN_DATA_BFLOAT16 ? FAKE_BF16
-                                    : FAKE_F32;
-}
 
 enum Made { MAKES_Y, MAKES_X, MAKES_W };
 
@@ -154,16 +92,6 @@ struct Work {
   }
 };
 
-Part *part_at(cudnnBackendDescriptor_t p) {
-  return orr_fake_is(p, a_part) ? (Part *)p : nullptr;
-}
-
-/* The part that another names, if it is still there. */
-Part *inner(const Part *part, int name) {
-  Part *named = part ? part->one<Part *>(name) : nullptr;
-  return named ? part_at(named) : nullptr;
-}
-
 /* The attributes of an operation: geometry, x, w, y. */
 bool names_of(const Part *op, int (&name)[4], Made *made) {
   switch (op->type) {
@@ -198,21 +126,6 @@ bool names_of(const Part *op, int (&name)[4], Made *made) {
   }
 }
 
-Tensor tensor_of(const Part *part, const Part *pack) {
-  std::vector<int64_t> uids = pack->list<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
-  std::vector<char *> data = pack->list<char *>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
-  Tensor t = {type_of(part->one<cudnnDataType_t>(CUDNN_ATTR_TENSOR_DATA_TYPE)),
-              part->list<int64_t>(CUDNN_ATTR_TENSOR_DIMENSIONS),
-              part->list<int64_t>(CUDNN_ATTR_TENSOR_STRIDES),
-              nullptr,
-              part->one<int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
-              false};
-  int64_t uid = part->one<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
-  for (size_t k = 0; k < uids.size(); k++)
-    if (uids[k] == uid) t.data = data[k];
-  return t;
-}
-
 /* What a descriptor cannot be finalized without. */
 const std::map<int, std::vector<int>> &needs = *new std::map<int, std::vector<int>>{
     {CUDNN_BACKEND_TENSOR_DESCRIPTOR,
@@ -244,6 +157,22 @@ const std::map<int, std::vector<int>> &needs = *new std::map<int, std::vector<in
       CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}},
     {CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR,
      {CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_ATTR_OPERATIONGRAPH_OPS}},
+    {CUDNN_BACKEND_MATMUL_DESCRIPTOR, {CUDNN_ATTR_MATMUL_COMP_TYPE}},
+    {CUDNN_BACKEND_POINTWISE_DESCRIPTOR,
+     {CUDNN_ATTR_POINTWISE_MODE, CUDNN_ATTR_POINTWISE_MATH_PREC}},
+    {CUDNN_BACKEND_REDUCTION_DESCRIPTOR,
+     {CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_ATTR_REDUCTION_COMP_TYPE}},
+    {CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_MATMUL_ADESC, CUDNN_ATTR_OPERATION_MATMUL_BDESC,
+      CUDNN_ATTR_OPERATION_MATMUL_CDESC, CUDNN_ATTR_OPERATION_MATMUL_DESC}},
+    {CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+      CUDNN_ATTR_OPERATION_POINTWISE_YDESC}},
+    {CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_REDUCTION_XDESC, CUDNN_ATTR_OPERATION_REDUCTION_YDESC,
+      CUDNN_ATTR_OPERATION_REDUCTION_DESC}},
+    {CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+     {CUDNN_ATTR_OPERATION_RESHAPE_XDESC, CUDNN_ATTR_OPERATION_RESHAPE_YDESC}},
     {CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR,
      {CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_ATTR_ENGINEHEUR_MODE}},
     {CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR,
@@ -261,6 +190,17 @@ bool has_all(const Part *part) {
       return false;
     }
   return true;
+}
+
+const std::vector<Part *> operations(const Part *graph) {
+  return graph ? graph->list<Part *>(CUDNN_ATTR_OPERATIONGRAPH_OPS) : std::vector<Part *>();
+}
+
+bool is_convolution(const Part *graph) {
+  int name[4];
+  Made made;
+  std::vector<Part *> ops = operations(graph);
+  return ops.size() == 1 && names_of(ops[0], name, &made);
 }
 
 /* Fills w; false: some part is not there, or does not fit. */
@@ -290,11 +230,18 @@ bool make_work(const Part *plan, const Part *pack, Work *w) {
   return false;
 }
 
-bool is_there(int device, const Tensor &t, const char *who) {
-  if (!orr_fake_may_use(device, t.data, t.bytes(), who)) return false;
-  if ((uintptr_t)t.data % (uintptr_t)t.alignment == 0) return true;
-  orr_fake_complain("%s is not aligned as its descriptor says", who);
-  return false;
+bool has_engine(const Part *graph) {
+  return graph && (is_convolution(graph) || orr_fake_dnn_flow_fits(operations(graph)));
+}
+
+cudnnStatus_t execute_flow(cudnnHandle_t handle, const Part *plan, const Part *pack) {
+  Part *config = inner(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  std::function<void()> run =
+      orr_fake_dnn_flow(operations(config->graph), pack, handle->device,
+                        engines[config->engine].spoil);
+  if (!run) return CUDNN_STATUS_BAD_PARAM;
+  cudaError_t status = orr_fake_push(handle->stream, "cuDNN", run);
+  return status == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
 
 } // namespace
@@ -334,6 +281,8 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   handle->stream = stream;
   return CUDNN_STATUS_SUCCESS;
 }
+
+size_t cudnnGetVersion(void) { return 91900; }
 
 const char *cudnnGetErrorString(cudnnStatus_t status) {
   switch (status) {
@@ -400,6 +349,8 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t p,
   *n = 1;
   switch (name) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
+      if (!has_engine(inner(part, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)))
+        return CUDNN_STATUS_NOT_SUPPORTED;
       *n = wanted < ENGINES ? wanted : (int64_t)ENGINES;
       for (int64_t k = 0; k < *n; k++) {
         Part *config = part_at(list[k]);
@@ -431,13 +382,17 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   Part *planned = part_at(plan), *pack = part_at(variant);
   Work work;
   if (!orr_fake_is(handle, a_handle) || !planned || !planned->final || !pack || !pack->final ||
-      !orr_fake_is(handle->stream, "a stream") || !make_work(planned, pack, &work))
+      !orr_fake_is(handle->stream, "a stream"))
     return CUDNN_STATUS_BAD_PARAM;
   int device = handle->device;
   if (!orr_fake_may_use(device, pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE), ROOM,
-                        "cuDNN's workspace") ||
-      !is_there(device, work.x, "cuDNN's x") || !is_there(device, work.w, "cuDNN's w") ||
-      !is_there(device, work.y, "cuDNN's y"))
+                        "cuDNN's workspace"))
+    return CUDNN_STATUS_BAD_PARAM;
+  Part *config = inner(planned, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  if (!config || !config->graph || !part_at(config->graph)) return CUDNN_STATUS_BAD_PARAM;
+  if (!is_convolution(config->graph)) return execute_flow(handle, planned, pack);
+  if (!make_work(planned, pack, &work) || !is_there(device, work.x, "cuDNN's x") ||
+      !is_there(device, work.w, "cuDNN's w") || !is_there(device, work.y, "cuDNN's y"))
     return CUDNN_STATUS_BAD_PARAM;
   cudaError_t status = orr_fake_push(handle->stream, "cuDNN", [=]() { work.run(); });
   return status == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;

@@ -13,6 +13,7 @@ local step = os.getenv "ORRERY_FAULTS" == "all" and 1 or 48
 local spared = {
   cudaGetErrorString = "gives words", ncclGetErrorString = "gives words",
   cublasLtGetStatusString = "gives words", cudnnGetErrorString = "gives words",
+  cudnnGetVersion = "gives a number",
   cudaDriverGetVersion = "asked where CUDA does not start: below",
   cudaRuntimeGetVersion = "asked where CUDA does not start: below",
   ncclCommAbort = "called when another call of NCCL has failed: below",
@@ -61,7 +62,8 @@ local function sweep(workload, kind, list, failed, environment, at_end)
 end
 
 local places = {
-  { "data", {} }, { "zero", {} }, { "tensor", {} }, { "pipeline", {} }, { "capture", {} }, { "moves", {} },
+  { "data", {} }, { "zero", {} }, { "tensor", {} }, { "pipeline", {} }, { "capture", {} },
+  { "attention", {} }, { "moves", {} },
   { "pipeline", { ORRERY_FAKE_PEERS = "0" } }, { "moves", { ORRERY_FAKE_PEERS = "0" } },
 }
 

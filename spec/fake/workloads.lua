@@ -85,6 +85,19 @@ function workloads.capture(devices)
   return losses
 end
 
+--- Attention in bf16, by graphs of cuDNN; of ones, so that another way gives the same bits.
+function workloads.attention(devices)
+  local sums = {}
+  local function ones()
+    return orrery.ones(2, 2, 4, 8, { dtype = "bf16", device = "cuda:" .. devices[1] }):requires_grad_()
+  end
+  local q, k, v = ones(), ones(), ones()
+  local y = nn.scaled_dot_product_attention(q, k, v)
+  y:sum():backward()
+  for i, x in ipairs { y:detach(), v.grad, q.grad } do sums[i] = x:to("f32"):sum():item() end
+  return sums
+end
+
 --- Memory of the host and of both devices, of any order; what devices are and how they are joined.
 function workloads.moves(devices)
   local a, b = "cuda:" .. devices[1], "cuda:" .. devices[2]
