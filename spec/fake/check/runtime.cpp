@@ -293,7 +293,7 @@ static void failure_by_name() {
 
 static void sticky_failure() {
   void *p;
-  NEED(cudaMalloc(&p, 4) == cudaErrorMemoryAllocation);
+  NEED(cudaMalloc(&p, 4) == cudaErrorIllegalAddress);
   NEED(cudaMalloc(&p, 4) == cudaErrorIllegalAddress);
   NEED(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
 }
