@@ -18,6 +18,7 @@ end
 --- Runs f with products (linear, matmul, convolution, attention) computed in `dtype` and what is delicate
 --- (sums, softmax, norms, losses) in f32, whatever comes in; parameters stay as they are, and so do their
 --- gradients (Micikevicius et al. 2018). Backward runs in the types that forward left. f16 wants a Scaler.
+--- Lua 5.1 other than LuaJIT cannot change stages within f: there it goes around plan:step, not into a net.
 ---@param dtype "bf16"|"f16"
 ---@param f fun(...): ...
 ---@return ... what f returns
