@@ -12,6 +12,16 @@ local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
 
 child.quote = quote
 
+--- What a command writes, without the blanks at its end.
+---@param command string for the shell
+---@return string
+function child.output(command)
+  local pipe = assert(io.popen(command .. " 2>/dev/null"))
+  local text = pipe:read "*a"
+  pipe:close()
+  return (text:gsub("%s+$", ""))
+end
+
 --- Starts a command that reads its standard input.
 ---@param folder string where the FIFO and the log go
 ---@param name string unique in the folder

@@ -14,7 +14,8 @@ local bench = arg[0]:match "^(.*/)" or "./"
 package.path = bench .. "?.lua;" .. package.path
 local measure, report, sides = require "measure", require "report", require "sides"
 local lines, machine = require "gpu_lines", require "gpu_machine"
-local quote = require("child").quote
+local child = require "child"
+local quote, output = child.quote, child.output
 local clock = require("orrery.terminal").clock()
 
 local options = { limit = 30, only = "", peer = true }
@@ -39,13 +40,6 @@ while arg[at] do
 end
 local rows, sizes = require "gpu_rows"(options.small)
 lines.small = options.small or false
-
-local function output(command)
-  local pipe = assert(io.popen(command .. " 2>/dev/null"))
-  local text = pipe:read "*a"
-  pipe:close()
-  return (text:gsub("%s+$", ""))
-end
 
 local function note(...) io.stderr:write("bench: ", string.format(...), "\n") end
 

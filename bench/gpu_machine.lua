@@ -32,7 +32,7 @@ local result = text:find("void", 1, true) and f() or f(version) == 0 and version
 if result then io.write(tostring(tonumber(result)), "\n") end
 ]]
 
-local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+local quote = require("child").quote
 
 local function nvidia_smi()
   local names = {}

@@ -11,7 +11,8 @@
 local bench = arg[0]:match "^(.*/)" or "./"
 package.path = bench .. "?.lua;" .. package.path
 local measure, report, rows, sides = require "measure", require "report", require "rows", require "sides"
-local quote = require("child").quote
+local child = require "child"
+local quote, output = child.quote, child.output
 local clock = require("orrery.terminal").clock()
 
 local options = { repetitions = 9, least = 0.1, limit = 60, total = 330, peer = true, only = "" }
@@ -36,13 +37,6 @@ while arg[at] do
     os.exit(2)
   end
   at = at + 1
-end
-
-local function output(command)
-  local pipe = assert(io.popen(command .. " 2>/dev/null"))
-  local text = pipe:read "*a"
-  pipe:close()
-  return (text:gsub("%s+$", ""))
 end
 
 local function note(...) io.stderr:write("bench: ", string.format(...), "\n") end

@@ -418,10 +418,6 @@ orr_status orr_pools_new(orr_pools **out) {
 
 void orr_pools_use(orr_pools *p) { used = p; }
 
-bool orr_pools_own(const orr_pools *p, const orr_buffer *b) {
-  return b->home && b->home == p->of[b->device->index];
-}
-
 /* All that p holds goes to d's own pool. */
 static void empty_into(pool *p, orr_device *d) {
   for (int k = 0; k < N_BINS; k++) {

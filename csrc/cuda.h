@@ -121,7 +121,6 @@ typedef struct orr_cuda_queue {
   cudaStream_t recorder; /* NULL until used */
   struct orr_cuda_graph *graphs;
   struct orr_cuda_graph *graph; /* being recorded; NULL: none */
-  uint64_t n_launched;
   /* the collective of NCCL that the stream may be in */
   void *communicator;       /* ncclComm_t; NULL: none */
   uint64_t collective_mark; /* complete when so many marks are */

@@ -93,7 +93,6 @@ bool orr_cuda_graph_run(orr_queue *q, void **graph, orr_status (*issue)(void *ar
     return false;
   }
   g->mark = s->n_marked + 1;
-  s->n_launched++;
   return true;
 }
 

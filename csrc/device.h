@@ -184,7 +184,6 @@ typedef struct orr_pools orr_pools;
 orr_status orr_pools_new(orr_pools **out);
 void orr_pools_free(orr_pools *take_p);
 void orr_pools_use(orr_pools *p);
-bool orr_pools_own(const orr_pools *p, const orr_buffer *b);
 extern uint64_t orr_buffer_made; /* `made` of new buffers */
 /* A pinned buffer is freed when its last pin goes. */
 void orr_buffer_pin(orr_buffer *b);

@@ -48,15 +48,18 @@ static int start(lua_State *L) {
   return 1;
 }
 
-/* capture_stop(record): why it cannot be repeated, nil where it can; how many calls. */
+static int text_or_nil(lua_State *L, bool there, const char *text) {
+  if (there) lua_pushstring(L, text);
+  else lua_pushnil(L);
+  return 1;
+}
+
+/* capture_stop(record): why it cannot be repeated, nil where it can. */
 static int stop(lua_State *L) {
   orr_capture *c = record_at(L, 1);
   orr_lua_enter(L);
   orr_lua_try(L, orr_capture_stop(c));
-  if (*orr_capture_why(c)) lua_pushstring(L, orr_capture_why(c));
-  else lua_pushnil(L);
-  lua_pushinteger(L, orr_capture_count(c));
-  return 2;
+  return text_or_nil(L, *orr_capture_why(c), orr_capture_why(c));
 }
 
 static int record_free(lua_State *L) {
@@ -64,17 +67,6 @@ static int record_free(lua_State *L) {
   orr_capture_free(*c);
   *c = NULL;
   return 0;
-}
-
-static int refuse(lua_State *L) {
-  orr_capture_refuse("%s", luaL_checkstring(L, 1));
-  return 0;
-}
-
-static int text_or_nil(lua_State *L, bool there, const char *text) {
-  if (there) lua_pushstring(L, text);
-  else lua_pushnil(L);
-  return 1;
 }
 
 /* capture_differs(record, before): what differs, or nil. */
@@ -281,7 +273,6 @@ int orr_lua_open_capture(lua_State *L) {
                                        {"capture_start", start},
                                        {"capture_stop", stop},
                                        {"capture_free", record_free},
-                                       {"capture_refuse", refuse},
                                        {"capture_differs", differs},
                                        {"capture_escaped", escaped},
                                        {"capture_made", made},

@@ -272,8 +272,6 @@ orr_status orr_capture_stop(orr_capture *c) {
 
 const char *orr_capture_why(const orr_capture *c) { return c->why; }
 
-int orr_capture_count(const orr_capture *c) { return c->n; }
-
 static void free_leaf(const orr_leaf *l) {
   if (l->grad) orr_tensor_free(l->grad);
   if (l->first) orr_tensor_free(l->first);

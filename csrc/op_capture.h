@@ -80,6 +80,5 @@ orr_status orr_capture_prepare(orr_capture *c);
 /* Before the first orr_capture_replay of a step, and after its last, also if one failed. */
 orr_status orr_capture_begin(orr_capture *c);
 void orr_capture_end(orr_capture *c);
-int orr_capture_count(const orr_capture *c); /* actions */
 
 #endif

@@ -7,22 +7,15 @@
 -- replaces its record. To add a step: a row of `steps`.
 package.path = "bench/?.lua;" .. package.path
 local cjson = require "cjson"
+local child = require "child"
 local machine = require "gpu_machine"
 
 local small = (os.getenv "GPU_BENCH_SMALL" or "") ~= ""
 local lua = os.getenv "ORRERY_LUA" or "luajit"
 local build = os.getenv "BUILD" or "build"
 local unpack = table.unpack or unpack
+local quote, output = child.quote, child.output
 local out -- the folder of results.json and logs
-
-local function quote(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
-
-local function output(command)
-  local pipe = assert(io.popen(command .. " 2>/dev/null"))
-  local text = pipe:read "*a"
-  pipe:close()
-  return (text:gsub("%s+$", ""))
-end
 
 local function read(path)
   local file = io.open(path, "rb")

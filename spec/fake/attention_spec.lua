@@ -2,17 +2,12 @@
 -- cuDNN takes it and has proved right; else by our own kernel.
 -- To add a shape: a row of `taken` or of `refused`: dtype, queries, keys, width of a head.
 local behave = require "spec.support.behave"
-
-local plugin = os.getenv "ORRERY_BUILD" .. "/luajit/orrery/cuda.so"
+local fakes = require "spec.fake.prelude"
 
 -- `near(...)` compares with the CPU; `called(name, f)` says whether f called it, by making that call fail.
-local prelude = [[
-  local ffi = require "ffi"
-  ffi.cdef("void orr_fake_fail_at(const char *name, long n, int sticky);"
-    .. "const char *orr_fake_failed_call(void); void orr_fake_fail_after(long n, int sticky);")
+local prelude = fakes.text .. [[
   local orrery = require "orrery"
   orrery.devices()
-  local fake = ffi.load "]] .. plugin .. [["
   local function run(device, dtype, causal, t, s, d)
     orrery.manual_seed(2)
     -- q, k, v as a layer makes them: views of one buffer where they are as long

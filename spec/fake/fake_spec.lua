@@ -3,8 +3,8 @@
 -- its libraries. Numbers of ops and plans are the other specs', run on the same devices.
 -- To add a failure: an environment of the fake (spec/fake/cudart.cpp lists them) and what must be said.
 local behave = require "spec.support.behave"
+local fakes = require "spec.fake.prelude"
 
-local plugin = os.getenv "ORRERY_BUILD" .. "/luajit/orrery/cuda.so"
 
 local function lines(code, environment)
   local output = behave.run(code, environment)
@@ -188,13 +188,9 @@ end)
 -- Trains two steps under a plan with the n-th call failing, for many n: each time one error, or none where
 -- the plug-in has another way; then the process works as before.
 local sweep = [[
-  local ffi = require "ffi"
-  ffi.cdef("long orr_fake_calls(void); void orr_fake_fail_after(long n, int sticky);"
-    .. "const char *orr_fake_failed_call(void);")
   local orrery = require "orrery"
   local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
   orrery.devices()
-  local fake = ffi.load "%s"
   local plan = parallel "%s"
   local function train()
     local net = plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
@@ -235,7 +231,7 @@ local sweep = [[
 describe("an error injected at a call of CUDA, cuBLASLt, cuDNN or NCCL", function()
   for _, case in ipairs { { "data<0>", 60 }, { "data<0,1>", 60 }, { "model<0,1>", 30 } } do
     it(("is one clear error under %s, and the process works after it"):format(case[1]), function()
-      local list, text = lines(sweep:format(plugin, case[1], case[2]), { ORRERY_FAKE_GPUS = "2" })
+      local list, text = lines(fakes.text .. sweep:format(case[1], case[2]), { ORRERY_FAKE_GPUS = "2" })
       local failed = (list[#list] or ""):match "^swept%s+(%d+)"
       assert.is_truthy(failed, text)
       assert.is_true(tonumber(failed) > 0, text)

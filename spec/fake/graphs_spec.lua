@@ -2,18 +2,13 @@
 -- as a CUDA graph; where a graph cannot be made the calls are issued one by one; and faults are told.
 -- To add a call that may fail: a row in `calls`.
 local behave = require "spec.support.behave"
-
-local plugin = os.getenv "ORRERY_BUILD" .. "/luajit/orrery/cuda.so"
+local fakes = require "spec.fake.prelude"
 
 -- A net with dropout, trained by captured steps; prints its losses, replays, and how often `name` was called
 -- to no avail.
 local training = [[
-  local ffi = require "ffi"
-  ffi.cdef("long orr_fake_calls(void); void orr_fake_fail_after(long n, int sticky);"
-    .. "const char *orr_fake_failed_call(void);")
   local orrery = require "orrery"
   local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
-  local fake = ffi.load "%s"
   orrery.manual_seed(5)
   local plan = parallel "%s"
   local net = plan(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.2), nn.Linear(12, 12), nn.Tanh(),
@@ -36,7 +31,7 @@ local training = [[
 
 local function train(plan, captured, environment)
   environment.ORRERY_FAKE_GPUS = "2"
-  local text = behave.run(training:format(plugin, plan, tostring(captured)), environment)
+  local text = behave.run(fakes.text .. training:format(plan, tostring(captured)), environment)
   local losses, failed, replays = text:match "([%d%. ]+) (%S*)%s+(%d+)%s*$"
   return losses, failed, tonumber(replays), text
 end

@@ -6,12 +6,8 @@
 -- "bad: ...". A workload is a function of a list of devices that gives a list of numbers.
 -- To add a demand on what follows an error: `judge`.
 local ffi = require "ffi"
+ffi.cdef(require("spec.fake.prelude").declared)
 ffi.cdef [[
-  long orr_fake_calls(void);
-  long orr_fake_called(const char *name);
-  void orr_fake_fail_at(const char *name, long n, int kind);
-  const char *orr_fake_failed_call(void);
-  const char *orr_fake_report(void);
   int fork(void);
   int pipe(int *ends);
   int dup2(int from, int to);

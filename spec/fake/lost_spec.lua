@@ -2,18 +2,14 @@
 -- what the other devices hold is as it was, and they compute.
 -- To add a moment: a row of `moments`; an input: a case of "what devices cannot do".
 local behave = require "spec.support.behave"
-
-local plugin = os.getenv "ORRERY_BUILD" .. "/luajit/orrery/cuda.so"
+local fakes = require "spec.fake.prelude"
 
 -- A step of data<0,1> in which the device of one call is lost; prints the error, how far the weights of the
 -- device that is left are from those before the step and from those after it, and a later step's loss.
 local step = [[
-  local ffi = require "ffi"
-  ffi.cdef "void orr_fake_fail_at(const char *name, long n, int kind);"
   local orrery = require "orrery"
   local nn, optim, parallel = orrery.nn, orrery.optim, orrery.parallel
   orrery.devices()
-  local fake = ffi.load "%s"
   local x, y = orrery.randn(8, 6), orrery.randint(1, 3, 8)
   local function make(text)
     orrery.manual_seed(3)
@@ -70,7 +66,7 @@ local step = [[
 describe("a device that is lost", function()
   for _, moment in ipairs { "forward", "backward", "all-reduce", "optimizer" } do
     it(("in %s of a step is one error, and the other one's weights are whole"):format(moment), function()
-      local text = behave.run(step:format(plugin, moment), { ORRERY_FAKE_GPUS = "4" })
+      local text = behave.run(fakes.text .. step:format(moment), { ORRERY_FAKE_GPUS = "4" })
       assert.matches("^false%s+%S+:%d+: .*cuda:[01] is lost: .*restart the process", text)
       local old, new = text:match "old%s+(%S+)%s+new%s+(%S+)"
       if moment == "optimizer" then -- the step was taken, or not
